@@ -1,0 +1,340 @@
+"""The agent: one event loop, one deciding thread. Everything that happens becomes an event of `core/supervision`.
+
+The loop waits on pidfds (a death is seen at once), channels, signals, the link to the coordinator and timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import TCPStore
+
+from elastic_runtime.agent.processes import Process, start_process
+from elastic_runtime.agent.worker_environment import JobFacts, worker_environment
+from elastic_runtime.channel import Channel
+from elastic_runtime.core.coordinator import Coordinator
+from elastic_runtime.core.membership import Policy
+from elastic_runtime.core.messages import Resumed, Up, World
+from elastic_runtime.core.supervision import (
+    Announced,
+    EndJob,
+    Event,
+    Exited,
+    Interrupted,
+    JobClosed,
+    Kill,
+    Leave,
+    Limits,
+    Mode,
+    OpenStore,
+    OthersLeft,
+    Publish,
+    Said,
+    Say,
+    Start,
+    StoreOpened,
+    Supervisor,
+    Tell,
+    Tick,
+    WakeAt,
+)
+from elastic_runtime.errors import ConfigurationError, StoreError
+from elastic_runtime.journal import Journal
+from elastic_runtime.rendezvous import frames
+from elastic_runtime.rendezvous.coordination import Coordination
+from elastic_runtime.rendezvous.find import Endpoint, Found, find_store, read_coordinates
+from elastic_runtime.rendezvous.link import Link
+from elastic_runtime.rendezvous.meeting import Meeting
+
+STORES_KEPT = 2  # of groups of processes this node serves: the one that ends and the one that starts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    command: Sequence[str]  # of a worker
+    run_id: str
+    endpoint: Endpoint
+    may_host: bool | None  # None: if the endpoint is this machine
+    policy: Policy
+    limits: Limits
+    role: str
+    run_dir: Path
+    environment: dict[str, str]
+    local_addr: str | None
+    find_timeout_s: float
+    silent_after_s: float
+    signals: tuple[signal.Signals, ...]
+
+
+class Agent:
+    def __init__(self, settings: AgentSettings, found: Found) -> None:
+        self._settings = settings
+        self._found = found
+        self._address = settings.local_addr or _own_address(found)
+        self._node = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(2).hex()}"
+        self._journal = Journal(settings.run_dir / "journal.jsonl", self._node)
+        limits = replace(settings.limits, serves_store=found.hosts_store)
+        self._machine = Supervisor(node=self._node, address=self._address, limits=limits)
+        self._processes: dict[tuple[int, int], Process] = {}
+        self._stores: list[TCPStore] = []
+        self._meeting = Meeting()
+        self._link = Link(self._on_frame, self._on_lost)
+        self._coordination: Coordination | None = None
+        self._wake: asyncio.TimerHandle | None = None
+        self._exit: asyncio.Future[int]
+        self._resume_lines: set[int] = set()
+        self._job = JobFacts(
+            run_id=settings.run_id,
+            run_dir=settings.run_dir,
+            role=settings.role,
+            slots=limits.slots,
+            max_restarts=limits.max_restarts or 0,
+            inherited=settings.environment,
+        )
+
+    async def run(self) -> int:
+        """Take part in the job until it ends, or this node leaves it. Returns the exit code."""
+        self._loop = asyncio.get_running_loop()
+        self._exit = self._loop.create_future()
+        self._loop.set_exception_handler(self._on_bug)
+        for number in self._settings.signals:
+            self._loop.add_signal_handler(number, self._step, Interrupted(number))
+        try:
+            if self._found.hosts_store:
+                await self._coordinate()
+            self._machine.meeting_port = await self._meeting.open(self._address)
+            self._machine.store_port = await self._loop.run_in_executor(None, self._open_store)
+            coordinates = await self._loop.run_in_executor(None, read_coordinates, self._found.store)
+            self._meeting.token = coordinates.token
+            self._machine.published = self._machine.record()
+            await self._link.open(coordinates, self._settings.run_id, self._machine.published)
+            self._note("agent_started", "", pid=os.getpid(), slots=self._settings.limits.slots)
+            return await self._exit
+        finally:
+            await self._close()
+
+    async def _coordinate(self) -> None:
+        self._coordination = Coordination(
+            machine=Coordinator(policy=self._settings.policy, silent_after_s=self._settings.silent_after_s),
+            store=self._found.store,
+            run_id=self._settings.run_id,
+            own_node=self._node,
+            journal=self._journal,
+            on_alone=lambda: self._step(OthersLeft()),
+        )
+        await self._coordination.open(self._address)
+
+    async def _close(self) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+        for number in self._settings.signals:
+            self._loop.remove_signal_handler(number)
+        for process in self._processes.values():
+            process.signal_group(signal.SIGKILL)
+            process.reap()
+        await self._link.close()
+        if self._coordination is not None:
+            await self._coordination.close()
+        self._found.store.close()
+        self._meeting.close()
+        self._stores.clear()
+        self._journal.close()
+
+    def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception nobody expected ends the agent with its traceback: a job that hangs would be worse."""
+        loop.default_exception_handler(context)
+        if not self._exit.done():
+            self._exit.set_exception(context.get("exception") or RuntimeError(context["message"]))
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def _on_frame(self, kind: str, fields: dict[str, Any]) -> None:
+        match kind:
+            case "announced":
+                announced = frames.announced_from_json(fields)
+                self._note(
+                    "announced",
+                    announced.reason,
+                    world_size=announced.world_size,
+                    planned=announced.planned,
+                    kind=announced.kind,
+                )
+                self._meeting.advance(announced.generation)
+                self._step(announced)
+            case "closed":
+                code, reason = int(fields["exit_code"]), str(fields["reason"])
+                if code:
+                    self._say(f"the job ends: {reason}")
+                self._note("closed", reason, exit_code=code)
+                self._step(JobClosed(code, reason))
+            case "evicted":
+                self._say(f"this node was removed from the job: {fields['reason']}")
+                self._step(JobClosed(1, f"evicted: {fields['reason']}"))
+
+    def _on_lost(self, reason: str) -> None:
+        if self._exit.done() or self._machine.mode is Mode.STOPPING:
+            return
+        where = f"{self._found.endpoint.host}:{self._found.endpoint.port}"
+        self._say(f"the agent that serves the store at {where} is gone ({reason}): the job cannot go on without it")
+        self._step(JobClosed(1, "the store's host is gone"))
+
+    def _on_packet(self, key: tuple[int, int]) -> None:
+        process = self._processes[key]
+        while True:
+            try:
+                message = process.channel.receive()
+            except BlockingIOError:
+                return
+            if message is None:
+                self._loop.remove_reader(process.channel.fileno())
+                return
+            self._account(key, message)  # type: ignore[arg-type]
+            self._step(Said(*key, message))  # type: ignore[arg-type]
+
+    def _account(self, key: tuple[int, int], message: Up) -> None:
+        kind = type(message).__name__.lower()
+        fields = asdict(message)
+        generation = fields.pop("generation", None)
+        reason = fields.pop("reason", "")
+        if isinstance(message, Resumed):
+            kind = "change"
+        settled = self._machine.announced
+        self._note(
+            kind,
+            reason or (settled.reason if settled and kind == "change" else ""),
+            generation=generation,
+            slot=key[0],
+            pid=self._processes[key].pid,
+            **fields,
+        )
+        if isinstance(message, Resumed) and message.generation not in self._resume_lines and message.old_world_size:
+            self._resume_lines.add(message.generation)
+            why = settled.reason if settled else ""
+            self._say(
+                f"{message.old_world_size} → {message.world_size} workers at step {message.step}, "
+                f"pause {message.pause_s * 1000:.0f} ms: {why}"
+            )
+
+    def _on_exit(self, key: tuple[int, int]) -> None:
+        process = self._processes[key]
+        self._loop.remove_reader(process.pidfd)
+        with contextlib.suppress(ValueError, KeyError):
+            self._on_packet(key)  # what it said before it died comes first
+        self._loop.remove_reader(process.channel.fileno())
+        del self._processes[key]
+        exit_code = process.reap()
+        self._note("worker_exited", "", slot=key[0], spawn=key[1], pid=process.pid, exit_code=exit_code)
+        self._step(Exited(*key, exit_code))
+
+    # -- effects ------------------------------------------------------------------------------------------------------
+
+    def _step(self, event: Event) -> None:
+        if self._exit.done():
+            return
+        for effect in self._machine.step(event, time.monotonic()):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: object) -> None:
+        match effect:
+            case Start():
+                self._start(effect)
+            case Kill(slot, spawn, number):
+                self._note("worker_signalled", number.name, slot=slot)
+                self._processes[slot, spawn].signal_group(number)
+            case Tell(slot, spawn, message):
+                if isinstance(message, World):
+                    message = replace(message, token=self._meeting.token)
+                self._processes[slot, spawn].channel.send(message)
+            case Publish(record):
+                self._link.publish(record)
+            case OpenStore():
+                opening = self._loop.run_in_executor(None, self._open_store)
+                opening.add_done_callback(lambda done: self._step(StoreOpened(done.result())))
+            case EndJob(exit_code, reason):
+                self._link.end_job(exit_code, reason)
+            case Say(text, urgent):
+                self._note("said", text)
+                self._say(text)
+            case WakeAt(at):
+                self._wake_at(at)
+            case Leave(exit_code):
+                event = "drained" if self._machine.mode is Mode.DRAINING else "finished"
+                self._note(event, "", exit_code=exit_code)
+                if not self._exit.done():
+                    self._exit.set_result(exit_code)
+
+    def _start(self, start: Start) -> None:
+        ours, theirs = Channel.pair()
+        key = (start.slot, start.spawn)
+        environment = worker_environment(self._job, start, theirs.fileno())
+        command = [part.replace("${local_rank}", str(start.slot)) for part in self._settings.command]
+        process = start_process(command, environment, ours, theirs)
+        ours.set_blocking(False)
+        self._processes[key] = process
+        self._loop.add_reader(process.pidfd, self._on_exit, key)
+        self._loop.add_reader(ours.fileno(), self._on_packet, key)
+        self._note("worker_started", "", slot=start.slot, spawn=start.spawn, pid=process.pid)
+
+    def _open_store(self) -> int:
+        """A store for one group of processes to come. Not on the loop: torch resolves names on the way, however long."""
+        store = TCPStore(
+            self._address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=self._settings.find_timeout_s)
+        )
+        self._stores = [*self._stores, store][-(STORES_KEPT + 1) :]
+        port: int = store.port
+        return port
+
+    def _wake_at(self, at: float) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+        self._wake = self._loop.call_later(max(0.0, at - time.monotonic()), self._step, Tick())
+
+    def _note(self, event: str, reason: str, *, generation: int | None = None, **fields: Any) -> None:
+        if generation is None:
+            generation = self._machine.announced.generation if self._machine.announced else 0
+        self._journal.write(event, generation=generation, reason=reason, **fields)
+
+    def _say(self, text: str) -> None:
+        print(f"elasticrun [{self._node}]: {text}", file=sys.stderr, flush=True)
+
+
+def _own_address(found: Found) -> str:
+    """The address that peers reach this node at: the endpoint's own if it hosts the store, else the one that the route
+    to the store starts from."""
+    if found.hosts_store:
+        return found.endpoint.host
+    with socket.create_connection((found.endpoint.host, found.endpoint.port), timeout=5.0) as probe:
+        return str(probe.getsockname()[0])
+
+
+def run_agent(settings: AgentSettings) -> int:
+    """Find the job, take part in it, return the exit code. Raises ConfigurationError before anything is started."""
+    if shutil.which(settings.command[0]) is None:
+        raise ConfigurationError(f"{settings.command[0]!r} is not a program that can be started")
+    found = find_store(
+        settings.endpoint, settings.run_id, may_host=settings.may_host, timeout_s=settings.find_timeout_s
+    )
+
+    async def main() -> int:
+        return await Agent(settings, found).run()
+
+    try:
+        return asyncio.run(main())
+    except StoreError as error:
+        print(f"elasticrun: {error}", file=sys.stderr)
+        return 1
+
+
+__all__ = ["Agent", "AgentSettings", "Announced", "run_agent"]

@@ -1,0 +1,470 @@
+"""What an agent does about its workers: start, tell, replace, drain, end.
+
+A state machine: events in, effects out, one after another. It does not know how a process is started or a message
+sent, and it never decides about the world: it publishes its node's record and carries out what is announced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from signal import Signals
+
+from elastic_runtime.core.membership import Kind
+from elastic_runtime.core.messages import Adopted, Broken, Closed, Down, Failed, Finished, Left, Ready, Refused, Up, World
+from elastic_runtime.core.world import Assignment, NodeRecord, WorkerPhase, WorkerRecord
+
+# -- events ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announced:
+    """The settled generation, as far as this node needs it. `members` maps (slot, spawn) of its own members."""
+
+    generation: int
+    kind: Kind
+    planned: bool
+    reason: str
+    world_size: int
+    node_count: int
+    store_host: str
+    store_port: int
+    meeting_port: int
+    host_node: str
+    members: Mapping[tuple[int, int], Assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOpened:
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    slot: int
+    spawn: int
+    exit_code: int  # negative: minus the signal
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    slot: int
+    spawn: int
+    message: Up
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    signal: Signals
+
+
+@dataclass(frozen=True, slots=True)
+class JobClosed:
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OthersLeft:
+    """No other node is connected to the store that this agent serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+Event = Announced | StoreOpened | Exited | Said | Interrupted | JobClosed | OthersLeft | Tick
+
+# -- effects --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    slot: int
+    spawn: int
+    announced: Announced
+    restarts: int  # of this node so far, as TORCHELASTIC_RESTART_COUNT has it
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    slot: int
+    spawn: int
+    signal: Signals
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    slot: int
+    spawn: int
+    message: Down
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    record: NodeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """Open a fresh store for a later group of processes, then report `StoreOpened`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """Ask the coordinator to end the job for everybody."""
+
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A line for the person who watches this agent."""
+
+    text: str
+    urgent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """This agent's work is done: disconnect and exit."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    time: float
+
+
+Effect = Start | Kill | Tell | Publish | OpenStore | EndJob | Say | Leave | WakeAt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    slots: int
+    max_restarts: int | None  # None: `restarts_per_slot` in `restart_window_s` for an elastic job, 0 for another
+    restarts_per_slot: int = 3
+    restart_window_s: float = 600.0
+    shutdown_timeout_s: float = 30.0
+    serves_store: bool = False
+
+
+class Mode(Enum):
+    WAITING = "waiting"  # joined, nothing announced yet
+    WORKING = "working"
+    RESTARTING = "restarting"  # the old group is being ended before the new one starts
+    DRAINING = "draining"  # workers leave after the step in flight
+    STOPPING = "stopping"  # workers are being ended
+    SERVING = "serving"  # own work is over, others still need the store
+
+
+@dataclass(slots=True)
+class Worker:
+    spawn: int
+    phase: WorkerPhase = WorkerPhase.STARTING
+    adopted: int = 0
+    broken: int = 0
+    max_workers: int = 0
+    constants: str = ""
+    left: bool = False
+    told: int = 0  # newest generation it was told of
+    failure: Failed | None = None
+
+
+@dataclass(slots=True)
+class Supervisor:
+    node: str
+    address: str
+    limits: Limits
+    mode: Mode = Mode.WAITING
+    store_port: int = 0
+    meeting_port: int = 0
+    announced: Announced | None = None
+    workers: dict[int, Worker] = field(default_factory=dict)  # slot -> the living process in it
+    done: dict[int, int] = field(default_factory=dict)  # slot -> spawn that finished and exited with 0
+    spawns: int = 0
+    failures: list[float] = field(default_factory=list)
+    failed_group: int = 0
+    given_up: str = ""
+    exit_code: int = 0
+    kill_at: float | None = None
+    killed: bool = False
+    noticed_at: float | None = None  # first sign of the change that the next generation answers
+    seen_failures: list[tuple[str, int]] = field(default_factory=list)
+    published: NodeRecord | None = None
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        effects = self._take(event, now)
+        effects += self._escalate(now)
+        record = self.record()
+        if record != self.published and self.mode is not Mode.SERVING:
+            self.published = record
+            effects.append(Publish(record))
+        return effects
+
+    def record(self) -> NodeRecord:
+        workers = [
+            WorkerRecord(
+                slot=slot,
+                spawn=w.spawn,
+                phase=w.phase,
+                adopted=w.adopted,
+                broken=w.broken,
+                max_workers=w.max_workers,
+                constants=w.constants,
+                draining=w.left,
+            )
+            for slot, w in sorted(self.workers.items())
+        ]
+        workers += [
+            WorkerRecord(slot=slot, spawn=spawn, phase=WorkerPhase.FINISHED) for slot, spawn in sorted(self.done.items())
+        ]
+        return NodeRecord(
+            node=self.node,
+            address=self.address,
+            slots=self.limits.slots,
+            store_port=self.store_port,
+            meeting_port=self.meeting_port,
+            workers=tuple(workers),
+            draining=self.mode in (Mode.DRAINING, Mode.STOPPING) and not self.given_up,
+            failed_group=self.failed_group,
+            given_up=self.given_up,
+        )
+
+    def _take(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Announced():
+                return self._announced(event, now)
+            case StoreOpened(port):
+                self.store_port = port
+            case Said(slot, spawn, message) if self._is(slot, spawn):
+                return self._said(slot, self.workers[slot], message, now)
+            case Exited(slot, spawn, exit_code) if self._is(slot, spawn):
+                return self._exited(slot, self.workers.pop(slot), exit_code, now)
+            case Interrupted(signal):
+                return self._interrupted(signal, now)
+            case JobClosed(exit_code, reason):
+                return self._job_closed(exit_code, reason, now)
+            case OthersLeft() if self.mode is Mode.SERVING:
+                unfinished = self.exit_code or 128 + Signals.SIGTERM
+                return [Say("nobody is left to go on: the job stops unfinished", urgent=True), Leave(unfinished)]
+        return []
+
+    def _is(self, slot: int, spawn: int) -> bool:
+        """A message or an exit of a process that was replaced since is of no interest."""
+        return slot in self.workers and self.workers[slot].spawn == spawn
+
+    # -- generations ------------------------------------------------------------------------------------------------
+
+    def _announced(self, announced: Announced, now: float) -> list[Effect]:
+        if self.announced is not None and announced.generation <= self.announced.generation:
+            return []
+        self.announced = announced
+        noticed_at = now if self.noticed_at is None else self.noticed_at
+        self.noticed_at = None
+        effects: list[Effect] = []
+        hosts_group = announced.kind is Kind.START and announced.host_node == self.node
+        if hosts_group and announced.store_port == self.store_port:
+            self.store_port = 0
+            effects.append(OpenStore())
+        if self.mode in (Mode.STOPPING, Mode.SERVING):
+            return effects
+        if announced.kind is Kind.START:
+            return effects + (self._restart_group(now) if announced.members else [])
+        if self.mode is Mode.WAITING or (self.mode is Mode.WORKING and not self.workers and not self.done):
+            self.mode = Mode.WORKING
+            return effects + self._start_all()
+        return effects + [e for slot in self.workers for e in self._tell(slot, noticed_at)]
+
+    def _restart_group(self, now: float) -> list[Effect]:
+        self.mode = Mode.RESTARTING
+        self.done = {}
+        if not self.workers:
+            self.mode = Mode.WORKING
+            return self._start_all()
+        return self._stop(Signals.SIGTERM, now)
+
+    def _start_all(self) -> list[Effect]:
+        self.kill_at, self.killed = None, False
+        return [e for slot in range(self.limits.slots) for e in self._start(slot)]
+
+    def _start(self, slot: int) -> list[Effect]:
+        assert self.announced is not None
+        self.spawns += 1
+        self.workers[slot] = Worker(spawn=self.spawns)
+        return [Start(slot=slot, spawn=self.spawns, announced=self.announced, restarts=len(self.failures))]
+
+    def _tell(self, slot: int, noticed_at: float) -> list[Effect]:
+        """Tell a worker whose Session is open of the settled generation, once."""
+        worker, settled = self.workers[slot], self.announced
+        if settled is None or settled.kind is not Kind.LIVE or worker.phase is not WorkerPhase.READY:
+            return []
+        if worker.told >= settled.generation:
+            return []
+        worker.told = settled.generation
+        place = settled.members.get((slot, worker.spawn))
+        world = World(
+            generation=settled.generation,
+            rank=place.rank if place else -1,
+            world_size=settled.world_size,
+            planned=settled.planned,
+            reason=settled.reason,
+            leave=place is None and self.mode is Mode.DRAINING,
+            local_rank=slot,
+            local_world_size=place.local_world_size if place else self.limits.slots,
+            node_rank=place.node_rank if place else 0,
+            node_count=settled.node_count,
+            store_host=settled.store_host,
+            master_port=settled.store_port,
+            meeting_port=settled.meeting_port,
+            noticed_at=noticed_at,
+        )
+        return [Tell(slot, worker.spawn, world)]
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    def _said(self, slot: int, worker: Worker, message: Up, now: float) -> list[Effect]:
+        match message:
+            case Ready(max_workers=max_workers, constants=constants):
+                worker.phase, worker.max_workers, worker.constants = WorkerPhase.READY, max_workers, constants
+                if self.mode is Mode.DRAINING:
+                    return [Kill(slot, worker.spawn, Signals.SIGTERM)]
+                return self._tell(slot, now) if self._is_newcomer(slot, worker) else []
+            case Adopted(generation=generation):
+                worker.adopted = max(worker.adopted, generation)
+            case Broken(generation=generation):
+                worker.broken = max(worker.broken, generation)
+            case Left():
+                worker.left = True
+            case Finished():
+                worker.phase = WorkerPhase.FINISHED
+            case Refused(message=text):
+                return [EndJob(2, text)]
+            case Failed():
+                worker.failure = message
+        return []
+
+    def _is_newcomer(self, slot: int, worker: Worker) -> bool:
+        return self.announced is not None and (slot, worker.spawn) in self.announced.members
+
+    def _exited(self, slot: int, worker: Worker, exit_code: int, now: float) -> list[Effect]:
+        self.noticed_at = now if self.noticed_at is None else self.noticed_at
+        if worker.phase is WorkerPhase.FINISHED and exit_code != 0:
+            self.exit_code = self.exit_code or 1
+        if self.mode in (Mode.DRAINING, Mode.STOPPING):
+            return self._leave_if_empty()
+        if self.mode is Mode.RESTARTING:
+            if self.workers:
+                return []
+            self.mode = Mode.WORKING
+            return self._start_all()
+        elastic = self.announced is not None and self.announced.kind is Kind.LIVE
+        if exit_code == 0 and (worker.phase is WorkerPhase.FINISHED or not elastic):
+            self.done[slot] = worker.spawn
+            return []
+        if worker.phase is WorkerPhase.FINISHED:
+            self.done[slot] = worker.spawn
+            return [Say(f"worker {slot} {describe_exit(exit_code)} after its Session had finished", urgent=True)]
+        return self._failed(slot, worker, exit_code, elastic, now)
+
+    def _failed(self, slot: int, worker: Worker, exit_code: int, elastic: bool, now: float) -> list[Effect]:
+        what = f"worker {slot} {describe_exit(exit_code)}"
+        if worker.failure is not None:
+            what += f": {worker.failure.error}"
+            cause = (worker.failure.error, worker.failure.step)
+            if elastic and cause in self.seen_failures:
+                return [EndJob(1, f"the same failure twice at step {cause[1]}: {cause[0]}")]
+            self.seen_failures.append(cause)
+        recent = [t for t in self.failures if not elastic or t > now - self.limits.restart_window_s]
+        budget = self._budget(elastic)
+        self.failures.append(now)
+        spent = len(recent if self.limits.max_restarts is None else self.failures[:-1]) >= budget
+        if spent:
+            self.given_up = f"{what}; the budget of {budget} restart(s) is spent"
+            effects: list[Effect] = [Say(f"{self.given_up}; this node leaves the job", urgent=True)]
+            self.mode = Mode.STOPPING
+            self.exit_code = 1
+            return effects + self._stop(Signals.SIGTERM, now) + self._leave_if_empty()
+        if elastic:
+            return [Say(f"{what}; a new one takes its place"), *self._start(slot)]
+        assert self.announced is not None
+        self.failed_group = self.announced.generation
+        return [Say(f"{what}; the group restarts ({len(self.failures)} of {budget})")]
+
+    def _budget(self, elastic: bool) -> int:
+        if self.limits.max_restarts is not None:
+            return self.limits.max_restarts
+        return self.limits.restarts_per_slot * self.limits.slots if elastic else 0
+
+    # -- leaving ----------------------------------------------------------------------------------------------------
+
+    def _interrupted(self, signal: Signals, now: float) -> list[Effect]:
+        if self.mode is Mode.SERVING:
+            return [EndJob(1, f"{self.node}, which serves the store, was ended by a second signal")]
+        if self.mode is Mode.STOPPING:
+            self.kill_at = now
+            return []
+        live = self.announced is not None and self.announced.kind is Kind.LIVE
+        if live and signal is Signals.SIGTERM and self.mode is Mode.WORKING:
+            self.mode = Mode.DRAINING
+            self.kill_at = now + self.limits.shutdown_timeout_s
+            early = [Kill(s, w.spawn, Signals.SIGTERM) for s, w in self.workers.items() if w.phase is WorkerPhase.STARTING]
+            say = Say("draining: the workers finish their step and leave; a second signal ends them now", urgent=True)
+            return [say, *early, WakeAt(self.kill_at), *self._leave_if_empty()]
+        self.mode = Mode.STOPPING
+        self.exit_code = 128 + signal
+        effects: list[Effect] = [Say(f"ended by {signal.name}", urgent=True)]
+        if self.limits.serves_store:
+            effects.append(EndJob(1, f"{self.node}, which serves the store, was ended by {signal.name}"))
+        return effects + self._stop(signal, now) + self._leave_if_empty()
+
+    def _stop(self, signal: Signals, now: float) -> list[Effect]:
+        self.kill_at, self.killed = now + self.limits.shutdown_timeout_s, False
+        return [*(Kill(slot, w.spawn, signal) for slot, w in self.workers.items()), WakeAt(self.kill_at)]
+
+    def _escalate(self, now: float) -> list[Effect]:
+        if self.kill_at is None or now < self.kill_at or self.killed or not self.workers:
+            return []
+        self.killed = True
+        return [Kill(slot, w.spawn, Signals.SIGKILL) for slot, w in self.workers.items()]
+
+    def _leave_if_empty(self) -> list[Effect]:
+        if self.workers:
+            return []
+        if self.limits.serves_store and self.mode is not Mode.SERVING:
+            leaving = Publish(self.record())
+            self.mode = Mode.SERVING
+            text = "own workers are gone; still serving the store until the others end (a second signal ends the job)"
+            return [leaving, Say(text, urgent=True)]
+        return [Leave(self.exit_code)]
+
+    def _job_closed(self, exit_code: int, reason: str, now: float) -> list[Effect]:
+        self.exit_code = self.exit_code or exit_code
+        if self.mode is Mode.SERVING or not self.workers:
+            return [Leave(self.exit_code)]
+        self.mode = Mode.STOPPING
+        self.limits = replace(self.limits, serves_store=False)
+        closed = Closed(exit_code=exit_code, reason=reason)
+        effects: list[Effect] = []
+        for slot, worker in self.workers.items():
+            if worker.phase is WorkerPhase.FINISHED and exit_code == 0:
+                continue  # it is past its last commit: let the script come to its end
+            effects += [Tell(slot, worker.spawn, closed)] if worker.phase is WorkerPhase.READY else []
+            effects.append(Kill(slot, worker.spawn, Signals.SIGTERM))
+        if effects:
+            self.kill_at, self.killed = now + self.limits.shutdown_timeout_s, False
+            effects.append(WakeAt(self.kill_at))
+        return effects
+
+
+def describe_exit(exit_code: int) -> str:
+    if exit_code < 0:
+        try:
+            return f"was killed by {Signals(-exit_code).name}"
+        except ValueError:
+            return f"was killed by signal {-exit_code}"
+    return "ended without finishing its Session" if exit_code == 0 else f"exited with {exit_code}"

@@ -1,0 +1,70 @@
+"""The one file that reads the environment of a process and rewrites a worker's."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic_runtime.core.messages import World
+from elastic_runtime.errors import ConfigurationError
+
+CHANNEL_FD = "ELASTIC_CHANNEL_FD"
+RUN_DIR = "ELASTIC_RUN_DIR"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticWorld:
+    """The fixed world that another launcher, such as torchrun, put this process in."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+
+def channel_fd() -> int | None:
+    """The socket to this worker's agent, or None without one."""
+    text = os.environ.get(CHANNEL_FD)
+    return int(text) if text else None
+
+
+def static_world() -> StaticWorld | None:
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    try:
+        world = StaticWorld(
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"RANK, WORLD_SIZE and LOCAL_* must be whole numbers: {error}") from None
+    if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+        raise ConfigurationError("RANK and WORLD_SIZE are set but MASTER_ADDR or MASTER_PORT is not: start with elasticrun")
+    return world
+
+
+def local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def run_dir() -> Path | None:
+    text = os.environ.get(RUN_DIR)
+    return Path(text) if text else None
+
+
+def publish_world(world: World) -> None:
+    """Make torch's names say what holds in this generation, for libraries that read them."""
+    os.environ.update(
+        RANK=str(world.rank),
+        WORLD_SIZE=str(world.world_size),
+        LOCAL_WORLD_SIZE=str(world.local_world_size),
+        GROUP_RANK=str(world.node_rank),
+        GROUP_WORLD_SIZE=str(world.node_count),
+        ROLE_RANK=str(world.rank),
+        ROLE_WORLD_SIZE=str(world.world_size),
+        MASTER_ADDR=world.store_host,
+        MASTER_PORT=str(world.master_port),
+    )

@@ -1,0 +1,81 @@
+"""What goes over a link: one JSON object a line, each naming its kind. Data only, checked by the types it is put into."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from elastic_runtime.core.membership import Generation, Kind
+from elastic_runtime.core.supervision import Announced
+from elastic_runtime.core.world import Assignment, NodeRecord, WorkerPhase, WorkerRecord, assignments
+
+LINE_BYTES = 1 << 20
+
+
+def line(kind: str, /, **fields: Any) -> bytes:
+    return json.dumps({"is": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+
+
+def parse(text: bytes) -> tuple[str, dict[str, Any]]:
+    """Kind and fields of a line. Raises ValueError for anything else."""
+    fields = json.loads(text)
+    if not isinstance(fields, dict) or not isinstance(fields.get("is"), str):
+        raise ValueError("not a frame")
+    return fields.pop("is"), fields
+
+
+def record_to_json(record: NodeRecord) -> dict[str, Any]:
+    return asdict(record)
+
+
+def record_from_json(fields: Mapping[str, Any]) -> NodeRecord:
+    workers = tuple(WorkerRecord(**{**w, "phase": WorkerPhase(w["phase"])}) for w in fields["workers"])
+    return NodeRecord(**{**fields, "workers": workers})
+
+
+def announcements(generation: Generation, nodes: Iterable[str]) -> dict[str, bytes]:
+    """The settled generation as each of these nodes needs it: the size of the world, and its own members."""
+    places = assignments(generation.world)
+    members: dict[str, list[Any]] = {node: [] for node in nodes}
+    for worker, place in places.items():
+        if worker.node in members:
+            members[worker.node].append([worker.slot, worker.spawn, asdict(place)])
+    return {node: _announcement(generation, mine) for node, mine in members.items()}
+
+
+def _announcement(generation: Generation, mine: list[Any]) -> bytes:
+    world = generation.world
+    return line(
+        "announced",
+        generation=generation.number,
+        kind=generation.kind,
+        planned=generation.planned,
+        reason=generation.reason,
+        world_size=len(world),
+        node_count=mine[0][2]["node_count"] if mine else 0,
+        store_host=generation.store_host,
+        store_port=generation.store_port,
+        meeting_port=generation.meeting_port,
+        host_node=world[0].node if world else "",
+        members=mine,
+    )
+
+
+def announced_from_json(fields: Mapping[str, Any]) -> Announced:
+    members = {(slot, spawn): Assignment(**place) for slot, spawn, place in fields["members"]}
+    return Announced(**{**fields, "kind": Kind(fields["kind"]), "members": members})
+
+
+def listening_socket(address: str) -> socket.socket:
+    """On loopback if that is what is announced, else on every interface, IPv4 and IPv6."""
+    found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)
+    if all(ipaddress.ip_address(where[0]).is_loopback for *_, where in found):
+        family, *_, where = found[0]
+        return socket.create_server((where[0], 0), family=family)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))

@@ -1,0 +1,1 @@
+"""elasticrun: start a script on workers, as torchrun does."""

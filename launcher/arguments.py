@@ -1,0 +1,73 @@
+"""The command line: torch's own parser, so that every flag and PET_* variable of the installed torchrun is there,
+and the few that are this launcher's."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from torch.distributed.run import get_args_parser
+
+DESCRIPTION = """Start a training script on this machine's workers, as torchrun does, and keep the job alive while workers
+and nodes die, join and leave. A script that opens `elastic_runtime.Session` goes on in the same processes; any other
+script is restarted as torchrun would. Start the same line on several machines (or several times on one) with the same
+--rdzv-id and --rdzv-endpoint to form one job of --nnodes=MIN:MAX nodes."""
+
+EPILOG = """examples:
+  elasticrun --nproc-per-node=2 train.py                       two workers on this machine
+  elasticrun --nnodes=1:4 --nproc-per-node=8 --rdzv-backend=c10d \\
+             --rdzv-endpoint=HOST:29400 --rdzv-id=job1 train.py  on each of up to four machines
+
+SIGTERM to an agent drains its node: workers finish their step and leave, the others go on. The first agent serves the
+store: drained, it goes on serving until the others end; a second signal ends the job. What happened to a job is in
+<log-dir>/<rdzv-id>_*/journal.jsonl. Exit code: 0 done or drained, 1 failed, 2 wrong command line or Session argument,
+128+n ended by signal n."""
+
+# What torchrun has and this launcher does not do yet: refused when given, never ignored.
+NOT_YET = {
+    "run_path": False,
+    "redirects": "0",
+    "tee": "0",
+    "local_ranks_filter": "",
+    "duplicate_stdout_filters": [],
+    "duplicate_stderr_filters": [],
+    "logs_specs": None,
+    "numa_binding": None,
+    "virtual_local_rank": False,
+    "event_log_handler": "null",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    result: argparse.ArgumentParser = get_args_parser()
+    result.prog = "elasticrun"
+    result.description, result.epilog = DESCRIPTION, EPILOG
+    result.formatter_class = argparse.RawDescriptionHelpFormatter
+    ours = result.add_argument_group("elasticrun")
+    ours.add_argument(
+        "--dead-after",
+        type=float,
+        default=float(os.environ.get("PET_DEAD_AFTER", "3")),
+        metavar="SECONDS",
+        help="a node that is silent for so long is removed; one whose connection closes is removed at once (default 3)",
+    )
+    for action in result._actions:
+        if action.dest == "max_restarts":
+            if "PET_MAX_RESTARTS" not in os.environ:
+                action.default = None
+            action.help = (
+                "restarts of workers per node. Unset: 3 per worker in any 10 minutes for a script with a Session, 0 for "
+                "any other. A change of membership costs none"
+            )
+        if action.dest in NOT_YET:
+            action.help = f"{action.help or ''} (not supported yet)".strip()
+    return result
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    arguments = parser().parse_args(argv)
+    for dest, default in NOT_YET.items():
+        if getattr(arguments, dest) != default:
+            parser().error(f"--{dest.replace('_', '-')} is not supported yet")
+    return arguments
