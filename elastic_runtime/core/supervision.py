@@ -203,7 +203,7 @@ class Supervisor:
         record = self.record()
         if record != self.published and self.mode is not Mode.SERVING:
             self.published = record
-            effects.append(Publish(record))
+            effects.insert(0, Publish(record))  # the others wait for the news, nobody for what else is to be done
         return effects
 
     def record(self) -> NodeRecord:

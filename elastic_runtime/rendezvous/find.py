@@ -49,9 +49,9 @@ def find_store(endpoint: Endpoint, run_id: str, *, may_host: bool | None, timeou
         try:
             store = host(endpoint.host, endpoint.port, timeout_s=timeout_s)
             return Found(store=store, endpoint=Endpoint(host=endpoint.host, port=store.port), hosts_store=True)
-        except StoreError as error:
+        except ConfigurationError:
             if may_host:
-                raise ConfigurationError(str(error)) from error
+                raise
     store = connect(endpoint.host, endpoint.port, timeout_s=timeout_s)
     where = f"{endpoint.host}:{endpoint.port}"
     entry = store.wait(HEADER, 0, HEADER_WAIT_S)

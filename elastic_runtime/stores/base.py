@@ -68,7 +68,8 @@ class Store(Protocol):
     def close(self) -> None:
         """Give the handle back. Its calls raise `StoreError` from now on; threads blocked in one are freed at once.
 
-        A thread that is just then connecting anew after an outage is freed when that ends, within its limit. May be repeated. Closing the handle that hosts a store ends the store for everybody.
+        A thread that is just then connecting anew after an outage is freed when that ends, within its limit. May be
+        repeated. Closing the handle that hosts a store ends the store for everybody.
         """
 
 

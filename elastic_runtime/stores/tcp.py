@@ -31,6 +31,7 @@ from torch.distributed import DistError, TCPStore
 
 from elastic_runtime.errors import ConfigurationError, StoreError
 from elastic_runtime.stores.base import NOTHING, Entry, check_key, encode
+from elastic_runtime.stores.resolver import without_dns
 from elastic_runtime.stores.tcp_client import Connection, Unanswered, dial, quiet_torch_log
 
 __all__ = ["TcpStore", "connect", "host", "quiet_torch_log"]
@@ -173,7 +174,8 @@ def host(host: str, port: int, *, timeout_s: float, writer: str | None = None, c
     """
     try:
         limit = timedelta(seconds=timeout_s)
-        server = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=limit)
+        with without_dns():
+            server = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=limit)
     except DistError as error:
         why = "it is in use" if "EADDRINUSE" in str(error) else str(error).partition("\n")[0]
         raise ConfigurationError(f"cannot serve a store on port {port} of this machine: {why}") from error

@@ -25,6 +25,7 @@ import torch
 from torch.distributed import DistError, DistStoreError, TCPStore
 
 from elastic_runtime.errors import StoreError
+from elastic_runtime.stores.resolver import without_dns
 
 T = TypeVar("T")
 
@@ -94,12 +95,13 @@ def dial(host: str, port: int, *, limit_s: float) -> Connection:
     address = f"{host}:{port}"
     try:
         # Found out by ourselves: torch's constructor retries a refusal to its own timeout and prints a trace for each.
-        socket.create_connection((host, port), timeout=limit_s).close()
+        with socket.create_connection((host, port), timeout=limit_s) as probe:
+            numeric = str(probe.getpeername()[0])
     except OSError as error:
         raise StoreError(f"no store can be reached at {address}: {error}") from error
     with _dialling:
         before = set(_open_sockets())
-        outcome = _construct(host, port, limit_s=limit_s)
+        outcome = _construct(numeric, port, limit_s=limit_s)
         sockets = [
             mine
             for name, descriptor in _open_sockets().items()
@@ -138,10 +140,12 @@ def quiet_torch_log() -> None:
 def _construct(host: str, port: int, *, limit_s: float) -> TCPStore | Exception | None:
     """A client, or what its constructor raised, or None if it is still in there after `limit_s`."""
     outcome: queue.SimpleQueue[TCPStore | Exception] = queue.SimpleQueue()
+    patience = timedelta(seconds=limit_s / 2)  # with a peer that hangs up; with one that is silent it does not count
 
     def build() -> None:
         try:
-            outcome.put(TCPStore(host, port, is_master=False, timeout=timedelta(seconds=limit_s)))
+            with without_dns():
+                outcome.put(TCPStore(host, port, is_master=False, timeout=patience))
         except DistError as error:
             outcome.put(error)
 

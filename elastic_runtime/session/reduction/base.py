@@ -38,6 +38,8 @@ class Reduction:
         self._buckets = make_buckets(self.parameters, buffer_dtype)
         self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.members}
         self._attempting = False
+        self._group: dist.ProcessGroup | None = None
+        self._lane = Lane(None, (), self._fill)
         self._buffers_lost = False
         self._in_backward = False
         self._last = False
@@ -119,6 +121,7 @@ class Reduction:
                     nonfinite += self._install(bucket, summary.facts, summary.weight / self._micro_batch_size)
         if overflow:
             self._drop_gradients()
+        self._forget_group()
         self._attempting = False
         return StepSums(
             flag=summary.flag, weight=summary.weight, loss=summary.loss, nonfinite=nonfinite, overflow=overflow
@@ -129,7 +132,7 @@ class Reduction:
         self._attempting = False
         # A collective that is still in flight may write to its buffer at any time from now on.
         self._buffers_lost = True
-        self._lane = Lane(None, (), self._fill)
+        self._forget_group()
         self._drop_gradients()
 
     def committed(self) -> None:
@@ -208,6 +211,11 @@ class Reduction:
         if not self._attempting or slot != self._expected or slot >= self._share.stop:
             raise LoopContractError(f"micro-batch {slot} came where {self._expected} of {self._share} was expected")
         self._expected += 1
+
+    def _forget_group(self) -> None:
+        """A group that is left closes its connections only when nobody holds it any more."""
+        self._group = None
+        self._lane.forget()
 
     def _drop_gradients(self) -> None:
         for parameter in self.parameters:

@@ -110,11 +110,16 @@ class Lane:
         """Wait for the collective that was started as number `index` (negative: from the last)."""
         if self.failure is not None:
             raise BrokenCollective(f"a reduction could not start: {self.failure}") from self.failure
-        work = self._works[index]
-        if work is None:
-            return
         try:
-            work.wait()
+            # No name here may hold the work: it would hold the group's sockets open while a traceback is kept, and
+            # peers that wait for this rank learn of the break by their closing.
+            if self._works[index] is not None:
+                self._works[index].wait()  # type: ignore[union-attr]
         except RuntimeError as error:
             self.failure = error
             raise BrokenCollective(f"a reduction broke: {error}") from error
+
+    def forget(self) -> None:
+        """Let go of the group and of whatever is in flight."""
+        self._group = None
+        self._works.clear()
