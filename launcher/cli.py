@@ -14,7 +14,8 @@ from pathlib import Path
 
 from torch.distributed.run import determine_local_world_size, parse_min_max_nnodes
 
-from elastic_runtime.agent.agent import AgentSettings, run_agent
+from elastic_runtime.agent.run import run_agent
+from elastic_runtime.agent.settings import AgentSettings
 from elastic_runtime.core.membership import Policy
 from elastic_runtime.core.supervision import Limits
 from elastic_runtime.errors import ConfigurationError

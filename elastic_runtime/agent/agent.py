@@ -8,27 +8,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore
 
 from elastic_runtime.agent.processes import Process, start_process
+from elastic_runtime.agent.settings import AgentSettings
 from elastic_runtime.agent.worker_environment import JobFacts, worker_environment
 from elastic_runtime.channel import Channel
 from elastic_runtime.core.coordinator import Coordinator
-from elastic_runtime.core.membership import Policy
 from elastic_runtime.core.messages import Resumed, Up, World
 from elastic_runtime.core.supervision import (
-    Announced,
     EndJob,
     Event,
     Exited,
@@ -36,7 +32,6 @@ from elastic_runtime.core.supervision import (
     JobClosed,
     Kill,
     Leave,
-    Limits,
     Mode,
     OpenStore,
     OthersLeft,
@@ -50,40 +45,23 @@ from elastic_runtime.core.supervision import (
     Tick,
     WakeAt,
 )
-from elastic_runtime.errors import ConfigurationError, StoreError
 from elastic_runtime.journal import Journal
 from elastic_runtime.rendezvous import frames
 from elastic_runtime.rendezvous.coordination import Coordination
-from elastic_runtime.rendezvous.find import Endpoint, Found, find_store, read_coordinates
+from elastic_runtime.rendezvous.find import Found, read_coordinates
 from elastic_runtime.rendezvous.link import Link
 from elastic_runtime.rendezvous.meeting import Meeting
 
 STORES_KEPT = 2  # of groups of processes this node serves: the one that ends and the one that starts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentSettings:
-    command: Sequence[str]  # of a worker
-    run_id: str
-    endpoint: Endpoint
-    may_host: bool | None  # None: if the endpoint is this machine
-    policy: Policy
-    limits: Limits
-    role: str
-    run_dir: Path
-    environment: dict[str, str]
-    local_addr: str | None
-    find_timeout_s: float
-    silent_after_s: float
-    signals: tuple[signal.Signals, ...]
-
 
 class Agent:
-    def __init__(self, settings: AgentSettings, found: Found) -> None:
+    def __init__(self, settings: AgentSettings, found: Found, address: str) -> None:
         self._settings = settings
         self._found = found
-        self._address = settings.local_addr or _own_address(found)
-        self._node = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(2).hex()}"
+        self._address = address
+        self._node = _node_name()
         self._journal = Journal(settings.run_dir / "journal.jsonl", self._node)
         limits = replace(settings.limits, serves_store=found.hosts_store)
         self._machine = Supervisor(node=self._node, address=self._address, limits=limits)
@@ -180,7 +158,7 @@ class Agent:
                 self._note("closed", reason, exit_code=code)
                 self._step(JobClosed(code, reason))
             case "evicted":
-                self._say(f"this node was removed from the job: {fields['reason']}")
+                self._say(f"this node is not part of the job any more: {fields['reason']}")
                 self._step(JobClosed(1, f"evicted: {fields['reason']}"))
 
     def _on_lost(self, reason: str) -> None:
@@ -264,7 +242,7 @@ class Agent:
                 opening.add_done_callback(lambda done: self._step(StoreOpened(done.result())))
             case EndJob(exit_code, reason):
                 self._link.end_job(exit_code, reason)
-            case Say(text, urgent):
+            case Say(text):
                 self._note("said", text)
                 self._say(text)
             case WakeAt(at):
@@ -310,31 +288,6 @@ class Agent:
         print(f"elasticrun [{self._node}]: {text}", file=sys.stderr, flush=True)
 
 
-def _own_address(found: Found) -> str:
-    """The address that peers reach this node at: the endpoint's own if it hosts the store, else the one that the route
-    to the store starts from."""
-    if found.hosts_store:
-        return found.endpoint.host
-    with socket.create_connection((found.endpoint.host, found.endpoint.port), timeout=5.0) as probe:
-        return str(probe.getsockname()[0])
-
-
-def run_agent(settings: AgentSettings) -> int:
-    """Find the job, take part in it, return the exit code. Raises ConfigurationError before anything is started."""
-    if shutil.which(settings.command[0]) is None:
-        raise ConfigurationError(f"{settings.command[0]!r} is not a program that can be started")
-    found = find_store(
-        settings.endpoint, settings.run_id, may_host=settings.may_host, timeout_s=settings.find_timeout_s
-    )
-
-    async def main() -> int:
-        return await Agent(settings, found).run()
-
-    try:
-        return asyncio.run(main())
-    except StoreError as error:
-        print(f"elasticrun: {error}", file=sys.stderr)
-        return 1
-
-
-__all__ = ["Agent", "AgentSettings", "Announced", "run_agent"]
+def _node_name() -> str:
+    """Unique for ever: an agent that is restarted on a machine is a new node."""
+    return f"{socket.gethostname()}-{os.getpid()}-{os.urandom(2).hex()}"

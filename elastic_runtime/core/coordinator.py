@@ -188,6 +188,10 @@ class Coordinator:
             self.ready_since.pop(record.node, None)
         if any(w.broken == self.generation.number for w in record.workers) and self.generation.number:
             self.broken_since = now if self.broken_since is None else self.broken_since
+        if self._is_foreign(record):
+            reason = "its Session's arguments, torch or CPU differ from the running job's"
+            self._forget(record.node, reason)
+            return [Evict(record.node, reason), Note("refused", f"{record.node}: {reason}")]
         if known is not None:
             return []
         self.joined_at[record.node] = now
@@ -195,6 +199,15 @@ class Coordinator:
         if self.generation.number:
             effects.append(Announce(self.generation, (record.node,)))
         return effects
+
+    def _is_foreign(self, record: NodeRecord) -> bool:
+        """Whether a newcomer's workers were given other constants than those of the live world."""
+        if self.generation.kind is not Kind.LIVE:
+            return False
+        world = set(self.generation.world)
+        ours = {w.constants for n in self.nodes.values() for w in n.workers if n.worker_id(w) in world}
+        theirs = {w.constants for w in record.workers if w.phase is WorkerPhase.READY}
+        return bool(ours) and not theirs <= ours
 
     def _note_losses(self, record: NodeRecord) -> None:
         if self.generation.kind is not Kind.LIVE:

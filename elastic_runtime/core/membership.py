@@ -173,6 +173,8 @@ def _while_starting(view: View, now: float) -> Decision:
     if failed:
         return _start(view, nodes, planned=False, reason=f"restart: a worker failed on {failed[0]}")
     if staying and len(staying) == len(members) and all(_ready(n) == n.slots for n in staying):
+        if len({w.constants for n in staying for w in n.workers}) > 1:
+            return Close(exit_code=2, reason="the workers' Sessions disagree: all must have the same arguments")
         world = _ranked(view, staying)
         too_many = len(world) > _max_workers(view)
         extra = f"; {len(world) - _max_workers(view)} stand by: the batch feeds no more" if too_many else ""

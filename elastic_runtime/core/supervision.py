@@ -6,149 +6,41 @@ sent, and it never decides about the world: it publishes its node's record and c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from signal import Signals
 
 from elastic_runtime.core.membership import Kind
-from elastic_runtime.core.messages import Adopted, Broken, Closed, Down, Failed, Finished, Left, Ready, Refused, Up, World
-from elastic_runtime.core.world import Assignment, NodeRecord, WorkerPhase, WorkerRecord
-
-# -- events ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Announced:
-    """The settled generation, as far as this node needs it. `members` maps (slot, spawn) of its own members."""
-
-    generation: int
-    kind: Kind
-    planned: bool
-    reason: str
-    world_size: int
-    node_count: int
-    store_host: str
-    store_port: int
-    meeting_port: int
-    host_node: str
-    members: Mapping[tuple[int, int], Assignment]
-
-
-@dataclass(frozen=True, slots=True)
-class StoreOpened:
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    slot: int
-    spawn: int
-    exit_code: int  # negative: minus the signal
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    slot: int
-    spawn: int
-    message: Up
-
-
-@dataclass(frozen=True, slots=True)
-class Interrupted:
-    signal: Signals
-
-
-@dataclass(frozen=True, slots=True)
-class JobClosed:
-    exit_code: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class OthersLeft:
-    """No other node is connected to the store that this agent serves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    pass
-
-
-Event = Announced | StoreOpened | Exited | Said | Interrupted | JobClosed | OthersLeft | Tick
-
-# -- effects --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    slot: int
-    spawn: int
-    announced: Announced
-    restarts: int  # of this node so far, as TORCHELASTIC_RESTART_COUNT has it
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    slot: int
-    spawn: int
-    signal: Signals
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    slot: int
-    spawn: int
-    message: Down
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    record: NodeRecord
-
-
-@dataclass(frozen=True, slots=True)
-class OpenStore:
-    """Open a fresh store for a later group of processes, then report `StoreOpened`."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndJob:
-    """Ask the coordinator to end the job for everybody."""
-
-    exit_code: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """A line for the person who watches this agent."""
-
-    text: str
-    urgent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """This agent's work is done: disconnect and exit."""
-
-    exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    time: float
-
-
-Effect = Start | Kill | Tell | Publish | OpenStore | EndJob | Say | Leave | WakeAt
+from elastic_runtime.core.messages import Adopted, Broken, Closed, Failed, Finished, Left, Ready, Refused, Up, World
+from elastic_runtime.core.occurrences import (
+    Announced,
+    Effect,
+    EndJob,
+    Event,
+    Exited,
+    Interrupted,
+    JobClosed,
+    Kill,
+    Leave,
+    OpenStore,
+    OthersLeft,
+    Publish,
+    Said,
+    Say,
+    Start,
+    StoreOpened,
+    Tell,
+    Tick,
+    WakeAt,
+)
+from elastic_runtime.core.restarts import Restarts
+from elastic_runtime.core.world import NodeRecord, WorkerPhase, WorkerRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     slots: int
-    max_restarts: int | None  # None: `restarts_per_slot` in `restart_window_s` for an elastic job, 0 for another
-    restarts_per_slot: int = 3
-    restart_window_s: float = 600.0
+    max_restarts: int | None  # None: the default of `Restarts`
     shutdown_timeout_s: float = 30.0
     serves_store: bool = False
 
@@ -187,15 +79,17 @@ class Supervisor:
     workers: dict[int, Worker] = field(default_factory=dict)  # slot -> the living process in it
     done: dict[int, int] = field(default_factory=dict)  # slot -> spawn that finished and exited with 0
     spawns: int = 0
-    failures: list[float] = field(default_factory=list)
     failed_group: int = 0
     given_up: str = ""
     exit_code: int = 0
     kill_at: float | None = None
     killed: bool = False
     noticed_at: float | None = None  # first sign of the change that the next generation answers
-    seen_failures: list[tuple[str, int]] = field(default_factory=list)
     published: NodeRecord | None = None
+    restarts: Restarts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.restarts = Restarts(slots=self.limits.slots, limit=self.limits.max_restarts)
 
     def step(self, event: Event, now: float) -> list[Effect]:
         effects = self._take(event, now)
@@ -251,7 +145,7 @@ class Supervisor:
                 return self._job_closed(exit_code, reason, now)
             case OthersLeft() if self.mode is Mode.SERVING:
                 unfinished = self.exit_code or 128 + Signals.SIGTERM
-                return [Say("nobody is left to go on: the job stops unfinished", urgent=True), Leave(unfinished)]
+                return [Say("nobody is left to go on: the job stops unfinished"), Leave(unfinished)]
         return []
 
     def _is(self, slot: int, spawn: int) -> bool:
@@ -296,7 +190,7 @@ class Supervisor:
         assert self.announced is not None
         self.spawns += 1
         self.workers[slot] = Worker(spawn=self.spawns)
-        return [Start(slot=slot, spawn=self.spawns, announced=self.announced, restarts=len(self.failures))]
+        return [Start(slot=slot, spawn=self.spawns, announced=self.announced, restarts=self.restarts.spent)]
 
     def _tell(self, slot: int, noticed_at: float) -> list[Effect]:
         """Tell a worker whose Session is open of the settled generation, once."""
@@ -368,37 +262,25 @@ class Supervisor:
             return []
         if worker.phase is WorkerPhase.FINISHED:
             self.done[slot] = worker.spawn
-            return [Say(f"worker {slot} {describe_exit(exit_code)} after its Session had finished", urgent=True)]
+            return [Say(f"worker {slot} {describe_exit(exit_code)} after its Session had finished")]
         return self._failed(slot, worker, exit_code, elastic, now)
 
     def _failed(self, slot: int, worker: Worker, exit_code: int, elastic: bool, now: float) -> list[Effect]:
         what = f"worker {slot} {describe_exit(exit_code)}"
         if worker.failure is not None:
             what += f": {worker.failure.error}"
-            cause = (worker.failure.error, worker.failure.step)
-            if elastic and cause in self.seen_failures:
-                return [EndJob(1, f"the same failure twice at step {cause[1]}: {cause[0]}")]
-            self.seen_failures.append(cause)
-        recent = [t for t in self.failures if not elastic or t > now - self.limits.restart_window_s]
-        budget = self._budget(elastic)
-        self.failures.append(now)
-        spent = len(recent if self.limits.max_restarts is None else self.failures[:-1]) >= budget
-        if spent:
-            self.given_up = f"{what}; the budget of {budget} restart(s) is spent"
-            effects: list[Effect] = [Say(f"{self.given_up}; this node leaves the job", urgent=True)]
-            self.mode = Mode.STOPPING
-            self.exit_code = 1
-            return effects + self._stop(Signals.SIGTERM, now) + self._leave_if_empty()
+            if elastic and self.restarts.is_the_same_again(worker.failure.error, worker.failure.step):
+                return [EndJob(1, f"the same failure twice at step {worker.failure.step}: {worker.failure.error}")]
+        if not self.restarts.spend(now, elastic=elastic):
+            self.given_up = f"{what}; the budget of {self.restarts.budget(elastic=elastic)} restart(s) is spent"
+            self.mode, self.exit_code = Mode.STOPPING, 1
+            say = Say(f"{self.given_up}; this node leaves the job")
+            return [say, *self._stop(Signals.SIGTERM, now), *self._leave_if_empty()]
         if elastic:
             return [Say(f"{what}; a new one takes its place"), *self._start(slot)]
         assert self.announced is not None
         self.failed_group = self.announced.generation
-        return [Say(f"{what}; the group restarts ({len(self.failures)} of {budget})")]
-
-    def _budget(self, elastic: bool) -> int:
-        if self.limits.max_restarts is not None:
-            return self.limits.max_restarts
-        return self.limits.restarts_per_slot * self.limits.slots if elastic else 0
+        return [Say(f"{what}; the group restarts ({self.restarts.spent} of {self.restarts.budget(elastic=False)})")]
 
     # -- leaving ----------------------------------------------------------------------------------------------------
 
@@ -413,11 +295,11 @@ class Supervisor:
             self.mode = Mode.DRAINING
             self.kill_at = now + self.limits.shutdown_timeout_s
             early = [Kill(s, w.spawn, Signals.SIGTERM) for s, w in self.workers.items() if w.phase is WorkerPhase.STARTING]
-            say = Say("draining: the workers finish their step and leave; a second signal ends them now", urgent=True)
+            say = Say("draining: the workers finish their step and leave; a second signal ends them now")
             return [say, *early, WakeAt(self.kill_at), *self._leave_if_empty()]
         self.mode = Mode.STOPPING
         self.exit_code = 128 + signal
-        effects: list[Effect] = [Say(f"ended by {signal.name}", urgent=True)]
+        effects: list[Effect] = [Say(f"ended by {signal.name}")]
         if self.limits.serves_store:
             effects.append(EndJob(1, f"{self.node}, which serves the store, was ended by {signal.name}"))
         return effects + self._stop(signal, now) + self._leave_if_empty()
@@ -439,7 +321,7 @@ class Supervisor:
             leaving = Publish(self.record())
             self.mode = Mode.SERVING
             text = "own workers are gone; still serving the store until the others end (a second signal ends the job)"
-            return [leaving, Say(text, urgent=True)]
+            return [leaving, Say(text)]
         return [Leave(self.exit_code)]
 
     def _job_closed(self, exit_code: int, reason: str, now: float) -> list[Effect]:
@@ -468,3 +350,31 @@ def describe_exit(exit_code: int) -> str:
         except ValueError:
             return f"was killed by signal {-exit_code}"
     return "ended without finishing its Session" if exit_code == 0 else f"exited with {exit_code}"
+
+
+__all__ = [
+    "Announced",
+    "Effect",
+    "EndJob",
+    "Event",
+    "Exited",
+    "Interrupted",
+    "JobClosed",
+    "Kill",
+    "Leave",
+    "Limits",
+    "Mode",
+    "OpenStore",
+    "OthersLeft",
+    "Publish",
+    "Said",
+    "Say",
+    "Start",
+    "StoreOpened",
+    "Supervisor",
+    "Tell",
+    "Tick",
+    "WakeAt",
+    "Worker",
+    "describe_exit",
+]

@@ -391,6 +391,13 @@ class Program:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
+    def stop(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)  # all of its threads stand still
+
+    def resume(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
     def kill(self) -> None:
         self.process.kill()
         self.process.communicate()
@@ -442,13 +449,13 @@ def test_a_silent_host_is_an_error_within_the_limit_and_the_handle_survives_it(p
     hosting = program(HOST, 0)
     store = tcp.connect("127.0.0.1", int(hosting.line()), timeout_s=10.0, call_limit_s=0.5)
     _, entry = store.swap("key", {"n": 1}, 0)
-    os.kill(hosting.process.pid, signal.SIGSTOP)
+    hosting.stop()
     try:
         for call in (lambda: store.get("key"), lambda: store.swap("key", {}, 1), lambda: store.wait("key", 1, 0.1)):
             with pytest.raises(StoreError):
                 Background(call).result(0.5 + PROMPT_S)
     finally:
-        os.kill(hosting.process.pid, signal.SIGCONT)
+        hosting.resume()
     assert store.get("key") == entry
     assert store.swap("key", {"n": 2}, 1)[0]
     store.close()
@@ -457,7 +464,7 @@ def test_a_silent_host_is_an_error_within_the_limit_and_the_handle_survives_it(p
 def test_a_silent_host_does_not_keep_close_from_freeing_a_call(program: Callable[..., Program]) -> None:
     hosting = program(HOST, 0)
     store = tcp.connect("127.0.0.1", int(hosting.line()), timeout_s=10.0, call_limit_s=60.0)
-    os.kill(hosting.process.pid, signal.SIGSTOP)
+    hosting.stop()
     try:
         reading = Background(lambda: store.get("key"))
         assert reading.stays_blocked()
@@ -465,7 +472,7 @@ def test_a_silent_host_does_not_keep_close_from_freeing_a_call(program: Callable
         with pytest.raises(StoreError, match="closed"):
             reading.result()
     finally:
-        os.kill(hosting.process.pid, signal.SIGCONT)
+        hosting.resume()
 
 
 def test_a_handle_connects_again_to_a_host_that_came_back(program: Callable[..., Program], free_port: int) -> None:
