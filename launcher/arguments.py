@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from torch.distributed.run import get_args_parser
 
-DESCRIPTION = """Start a training script on this machine's workers, as torchrun does, and keep the job alive while workers
-and nodes die, join and leave. A script that opens `elastic_runtime.Session` goes on in the same processes; any other
-script is restarted as torchrun would. Start the same line on several machines (or several times on one) with the same
---rdzv-id and --rdzv-endpoint to form one job of --nnodes=MIN:MAX nodes."""
+DESCRIPTION = """Start a training script on this machine's workers, as torchrun does, and keep the job alive while
+workers and nodes die, join and leave. A script that opens `elastic_runtime.Session` goes on in the same processes; any
+other script is restarted as torchrun would. Start the same line on several machines (or several times on one) with the
+same --rdzv-id and --rdzv-endpoint to form one job of --nnodes=MIN:MAX nodes."""
 
 EPILOG = """examples:
   elasticrun --nproc-per-node=2 train.py                       two workers on this machine
@@ -57,8 +57,8 @@ def parser() -> argparse.ArgumentParser:
             if "PET_MAX_RESTARTS" not in os.environ:
                 action.default = None
             action.help = (
-                "restarts of workers per node. Unset: 3 per worker in any 10 minutes for a script with a Session, 0 for "
-                "any other. A change of membership costs none"
+                "restarts of workers per node. Unset: 3 per worker in any 10 minutes for a script with a Session, 0 "
+                "for any other. A change of membership costs none"
             )
         if action.dest in NOT_YET:
             action.help = f"{action.help or ''} (not supported yet)".strip()

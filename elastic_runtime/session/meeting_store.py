@@ -36,7 +36,7 @@ class MeetingStore(dist.Store):
             self.set("all", b"1")
         self._wait(["all"], FOREVER_S)
 
-    def set(self, key: str, value: str | bytes) -> None:  # type: ignore[override]
+    def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
         self._ask("set", key=key, value=base64.b64encode(data).decode())
 
@@ -46,7 +46,7 @@ class MeetingStore(dist.Store):
     def add(self, key: str, amount: int) -> int:
         return int(self._ask("add", key=key, amount=amount)["value"])
 
-    def wait(self, keys: Sequence[str], timeout: timedelta = timedelta(seconds=CONNECT_LIMIT_S)) -> None:  # type: ignore[override]
+    def wait(self, keys: Sequence[str], timeout: timedelta = timedelta(seconds=CONNECT_LIMIT_S)) -> None:
         self._wait(list(keys), timeout.total_seconds())
 
     def cut(self) -> None:

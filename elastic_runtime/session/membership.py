@@ -92,7 +92,7 @@ class FixedMembership:
 
     def __init__(self, static: environment.StaticWorld | None) -> None:
         self.static = static
-        self.newest = World(
+        self.newest: World | None = World(
             generation=1,
             rank=static.rank if static else 0,
             world_size=static.world_size if static else 1,

@@ -35,7 +35,7 @@ def transfer_state(
     transfer = plan_transfer(standings)
     if not transfer.targets:
         return transfer, own
-    spec, tensors = b"", []
+    spec, tensors = b"", list[torch.Tensor]()
     header = torch.zeros(HEADER, dtype=torch.int64)
     lead = transfer.sources[0]
     if rank in transfer.sources:

@@ -77,6 +77,7 @@ class Worker:
         self._place = (IN_STEPS, 0)
         self._has_state = False
         self._lined_up = True
+        self._turn: tuple[int, int] | None = None  # the place whose collective is next for everybody
 
     @property
     def world(self) -> World:
@@ -172,7 +173,7 @@ class Worker:
         self._take_newest_state(world)
         self._world = world
         self.membership.send(Adopted(generation=world.generation))
-        self.line_up()
+        self.line_up(entering=True)
         return True
 
     def _take_newest_state(self, world: World) -> None:
@@ -188,7 +189,7 @@ class Worker:
         elif not self._has_state:
             self.evaluates_alone = True
         self._has_state = True
-        self._lined_up = False
+        self._lined_up, self._turn = False, None
         self._phases.mark("state", source=transfer.sources if pulled else ())
 
     def _change(self, old: World, new: World) -> Change:
@@ -216,18 +217,22 @@ class Worker:
         yield
         self._place = (IN_STEPS, 0)
 
-    def line_up(self) -> None:
+    def line_up(self, *, entering: bool = False) -> None:
         """Before a collective: after a change, make sure that everybody's next collective is the same one.
 
         Some may be in the middle of an evaluation that others have behind them or, as newcomers, never enter. Those
         add nothing to its reduction until all stand at the same place.
         """
+        turn, self._turn = self._turn, None
+        if turn == self._place:
+            return  # this was settled on entering: the others are waiting in this very collective
         while not self._lined_up:
             standings = self._gather(self.world)
             first = served_first(standings)
             if all(s.place == first.place for s in standings):
                 self._lined_up = True
             elif first.place == self._place[0]:
+                self._turn = self._place if entering else None
                 return
             elif first.slots:
                 self.all_reduce(torch.zeros(first.slots, dtype=torch.int64))

@@ -556,6 +556,7 @@ def test_an_entry_that_somebody_else_wrote_is_a_store_error(free_port: int) -> N
     store = tcp.connect("127.0.0.1", free_port, timeout_s=5.0)
     for text in ("no json", '{"value": 1}', '{"value": {}, "version": "1", "writer": ""}', "[]"):
         server.set("entry/key", text)
+        assert server.get("entry/key") == text.encode()  # `set` alone waits for no answer
         with pytest.raises(StoreError, match="key"):
             store.get("key")
     store.close()

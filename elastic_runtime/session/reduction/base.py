@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from elastic_runtime.errors import ConfigurationError, LoopContractError
 from elastic_runtime.session.reduction.buckets import Bucket, Lane, make_buckets
-from elastic_runtime.session.reduction.summary import ParameterFacts, StepSums, Summary, pack_summary, unpack_summary
+from elastic_runtime.session.reduction.summary import StepSums, Summary, pack_summary, unpack_summary
 
 
 class Reduction:
@@ -112,13 +112,13 @@ class Reduction:
         with torch.no_grad():
             self._lane.advance(everything=True)
             summary = self._sum_up(flag)
-            overflow = sum(fact.overflow for fact in summary.facts)
-            nonfinite = sum(fact.nonfinite for fact in summary.facts)
+            overflow = sum(summary.overflow)
+            nonfinite = sum(summary.nonfinite)
             for index, bucket in enumerate(self._buckets):
                 # Waited for even when nothing will be installed: the buffers are about to be used again.
                 self._lane.wait(index)
                 if not overflow:
-                    nonfinite += self._install(bucket, summary.facts, summary.weight / self._micro_batch_size)
+                    nonfinite += self._install(bucket, summary, summary.weight / self._micro_batch_size)
         if overflow:
             self._drop_gradients()
         self._forget_group()
@@ -167,7 +167,7 @@ class Reduction:
         """Make the buffer of `bucket` ready to be summed over the world."""
         raise NotImplementedError
 
-    def _install(self, bucket: Bucket, facts: Sequence[ParameterFacts], divisor: float) -> int:
+    def _install(self, bucket: Bucket, summary: Summary, divisor: float) -> int:
         """Turn the summed buffer into gradients; returns how many more parameters turned out to be non-finite."""
         raise NotImplementedError
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from elastic_runtime.errors import ConfigurationError
 from elastic_runtime.session.reduction.base import Reduction
 from elastic_runtime.session.reduction.buckets import Bucket, flat_views
-from elastic_runtime.session.reduction.summary import ParameterFacts, fact_code
+from elastic_runtime.session.reduction.summary import Summary, fact_code
 
 _SUM_BITS = 62
 _HEADROOM_BITS = 12
@@ -146,14 +146,14 @@ class ExactReduction(Reduction):
             if not self._touched[member]:
                 view.zero_()
 
-    def _install(self, bucket: Bucket, facts: Sequence[ParameterFacts], divisor: float) -> int:
+    def _install(self, bucket: Bucket, summary: Summary, divisor: float) -> int:
         members, lows, highs = [], [], []
         for member, parameter, total in zip(bucket.members, bucket.parameters, bucket.views, strict=True):
-            fact, result = facts[member], self._results[member]
-            if not fact.used:
+            result = self._results[member]
+            if not summary.used[member]:
                 parameter.grad = None
                 continue
-            if fact.nonfinite:
+            if summary.nonfinite[member]:
                 result.fill_(nan)
             else:
                 result.copy_(self._floats[member].copy_(total).mul_(1.0 / self._scales[member] / divisor))

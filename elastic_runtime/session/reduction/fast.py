@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from math import isfinite
 
 import torch
 
 from elastic_runtime.session.reduction.base import Reduction
 from elastic_runtime.session.reduction.buckets import Bucket
-from elastic_runtime.session.reduction.summary import ParameterFacts, fact_code
+from elastic_runtime.session.reduction.summary import Summary, fact_code
 
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
@@ -35,8 +35,8 @@ class FastReduction(Reduction):
         if views:
             torch._foreach_copy_(views, gradients)
 
-    def _install(self, bucket: Bucket, facts: Sequence[ParameterFacts], divisor: float) -> int:
-        used = [facts[member].used for member in bucket.members]
+    def _install(self, bucket: Bucket, summary: Summary, divisor: float) -> int:
+        used = [summary.used[member] for member in bucket.members]
         if not any(used):
             return 0
         if self._group is None:
@@ -48,7 +48,7 @@ class FastReduction(Reduction):
                 parameter.grad = view if anywhere else None
             sums = [bucket.buffer]
         # A finite sum has only finite terms, so that one number clears a whole bucket.
-        if all(bool(torch.isfinite(total.sum(dtype=_WIDE.get(total.dtype)))) for total in sums):
+        if isfinite(sum(float(total.sum(dtype=_WIDE.get(total.dtype))) for total in sums)):
             return 0
         return sum(
             not bool(torch.isfinite(parameter.grad).all())

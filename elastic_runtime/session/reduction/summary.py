@@ -33,22 +33,15 @@ class StepSums:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterFacts:
-    """What happened to one parameter anywhere in the world."""
-
-    used: bool
-    nonfinite: bool
-    overflow: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The summed summary, read; `loss` as in StepSums."""
+    """The summed summary, read; `loss` as in StepSums, then one entry per parameter: what happened anywhere."""
 
     flag: int
     weight: int
     loss: float
-    facts: tuple[ParameterFacts, ...]
+    used: list[bool]
+    nonfinite: list[bool]
+    overflow: list[bool]
 
 
 def fact_code(*, used: bool, nonfinite: bool = False, overflow: bool = False) -> int:
@@ -73,18 +66,22 @@ def unpack_summary(numbers: Sequence[int], *, parameters: int, slots: int) -> Su
     NaN at any range, and which of the two a rank sees first depends on placement.
     """
     codes, rest = numbers[1 : 1 + parameters], numbers[1 + parameters :]
-    facts = []
-    for code in codes:
-        nonfinite = code >> _COUNTER_BITS & _COUNTER_MASK > 0
-        overflow = code >> 2 * _COUNTER_BITS > 0 and not nonfinite
-        facts.append(ParameterFacts(used=code & _COUNTER_MASK > 0, nonfinite=nonfinite, overflow=overflow))
     weight = sum(rest[:slots])
     total = 0.0
     for w, bits in zip(rest[:slots], rest[slots:], strict=True):
         if w:
             total += w * _float(bits)
     loss = total / weight if weight else float("nan")
-    return Summary(flag=numbers[0], weight=weight, loss=loss, facts=tuple(facts))
+    nonfinite = [code >> _COUNTER_BITS & _COUNTER_MASK > 0 for code in codes]
+    overflow = [code >> 2 * _COUNTER_BITS > 0 for code in codes]
+    return Summary(
+        flag=numbers[0],
+        weight=weight,
+        loss=loss,
+        used=[code & _COUNTER_MASK > 0 for code in codes],
+        nonfinite=nonfinite,
+        overflow=[too_large and not odd for too_large, odd in zip(overflow, nonfinite, strict=True)],
+    )
 
 
 def _bits(value: float) -> int:
