@@ -1,4 +1,4 @@
-"""The inherited socket pair between an agent and one of its workers: whole messages, in order, EOF when one end is gone."""
+"""The inherited socket pair between an agent and one of its workers: whole messages, in order, EOF when one ends."""
 
 from __future__ import annotations
 

@@ -42,7 +42,9 @@ def static_world() -> StaticWorld | None:
     except ValueError as error:
         raise ConfigurationError(f"RANK, WORLD_SIZE and LOCAL_* must be whole numbers: {error}") from None
     if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
-        raise ConfigurationError("RANK and WORLD_SIZE are set but MASTER_ADDR or MASTER_PORT is not: start with elasticrun")
+        raise ConfigurationError(
+            "RANK and WORLD_SIZE are set but MASTER_ADDR or MASTER_PORT is not: start with elasticrun"
+        )
     return world
 
 

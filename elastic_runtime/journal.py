@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Journal:
-    """Append-only; a line is one write, so several processes may share a file. Lines survive a SIGKILL of the writer."""
+    """Append-only. A line is one write: several processes may share a file, and it survives a SIGKILL of the writer."""
 
     def __init__(self, path: Path, node: str) -> None:
         self._node = node

@@ -55,7 +55,6 @@ from elastic_runtime.rendezvous.meeting import Meeting
 STORES_KEPT = 2  # of groups of processes this node serves: the one that ends and the one that starts
 
 
-
 class Agent:
     def __init__(self, settings: AgentSettings, found: Found, address: str) -> None:
         self._settings = settings
@@ -266,9 +265,13 @@ class Agent:
         self._note("worker_started", "", slot=start.slot, spawn=start.spawn, pid=process.pid)
 
     def _open_store(self) -> int:
-        """A store for one group of processes to come. Not on the loop: torch resolves names on the way, however long."""
+        """A store for one group of processes to come. Not on the loop: torch resolves names on the way."""
         store = TCPStore(
-            self._address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=self._settings.find_timeout_s)
+            self._address,
+            0,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=self._settings.find_timeout_s),
         )
         self._stores = [*self._stores, store][-(STORES_KEPT + 1) :]
         port: int = store.port

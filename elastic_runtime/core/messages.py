@@ -105,8 +105,7 @@ class Closed:
 Up = Ready | Adopted | Resumed | Broken | Refused | Failed | Left | Finished
 Down = World | Closed
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (Ready, Adopted, Resumed, Broken, Refused, Failed, Left, Finished, World, Closed)
+    kind.__name__: kind for kind in (Ready, Adopted, Resumed, Broken, Refused, Failed, Left, Finished, World, Closed)
 }
 
 

@@ -53,9 +53,7 @@ def byte_ranges(size: int, sources: Sequence[int], *, align: int = 64) -> dict[i
     """Split `size` bytes over the sources, so that a target pulls from all of them at once."""
     share = -(-size // max(1, len(sources)))
     share = -(-share // align) * align
-    return {
-        rank: range(min(size, place * share), min(size, (place + 1) * share)) for place, rank in enumerate(sources)
-    }
+    return {rank: range(min(size, place * share), min(size, (place + 1) * share)) for place, rank in enumerate(sources)}
 
 
 def served_first(standings: Sequence[Standing]) -> Standing:

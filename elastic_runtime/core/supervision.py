@@ -115,7 +115,8 @@ class Supervisor:
             for slot, w in sorted(self.workers.items())
         ]
         workers += [
-            WorkerRecord(slot=slot, spawn=spawn, phase=WorkerPhase.FINISHED) for slot, spawn in sorted(self.done.items())
+            WorkerRecord(slot=slot, spawn=spawn, phase=WorkerPhase.FINISHED)
+            for slot, spawn in sorted(self.done.items())
         ]
         return NodeRecord(
             node=self.node,
@@ -294,7 +295,9 @@ class Supervisor:
         if live and signal is Signals.SIGTERM and self.mode is Mode.WORKING:
             self.mode = Mode.DRAINING
             self.kill_at = now + self.limits.shutdown_timeout_s
-            early = [Kill(s, w.spawn, Signals.SIGTERM) for s, w in self.workers.items() if w.phase is WorkerPhase.STARTING]
+            early = [
+                Kill(s, w.spawn, Signals.SIGTERM) for s, w in self.workers.items() if w.phase is WorkerPhase.STARTING
+            ]
             say = Say("draining: the workers finish their step and leave; a second signal ends them now")
             return [say, *early, WakeAt(self.kill_at), *self._leave_if_empty()]
         self.mode = Mode.STOPPING

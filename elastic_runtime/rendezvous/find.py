@@ -59,7 +59,8 @@ def find_store(endpoint: Endpoint, run_id: str, *, may_host: bool | None, timeou
         raise ConfigurationError(f"{where} is a store, but not one of an elastic job: choose another --rdzv-endpoint")
     if entry.value["run_id"] != run_id:
         raise ConfigurationError(
-            f"{where} serves the job {entry.value['run_id']!r}, not {run_id!r}: choose another --rdzv-endpoint or --rdzv-id"
+            f"{where} serves the job {entry.value['run_id']!r}, not {run_id!r}: "
+            "choose another --rdzv-endpoint or --rdzv-id"
         )
     return Found(store=store, endpoint=endpoint, hosts_store=False)
 

@@ -1,4 +1,4 @@
-"""What goes over a link: one JSON object a line, each naming its kind. Data only, checked by the types it is put into."""
+"""What goes over a link: one JSON object a line, each naming its kind. Data only, checked by the types it fills."""
 
 from __future__ import annotations
 

@@ -18,9 +18,7 @@ BEAT_S = 0.5
 class Link:
     """`on_frame(kind, fields)` for each frame, `on_lost(reason)` once when the coordinator is gone."""
 
-    def __init__(
-        self, on_frame: Callable[[str, dict[str, Any]], None], on_lost: Callable[[str], None]
-    ) -> None:
+    def __init__(self, on_frame: Callable[[str, dict[str, Any]], None], on_lost: Callable[[str], None]) -> None:
         self._on_frame, self._on_lost = on_frame, on_lost
         self._tasks: list[asyncio.Task[None]] = []
         self._writer: asyncio.StreamWriter | None = None

@@ -108,11 +108,13 @@ def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
 
 def _check_model(model: nn.Module) -> None:
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ConfigurationError("give the Session the plain module: it reduces gradients itself (drop the DDP wrapper)")
+        raise ConfigurationError(
+            "give the Session the plain module: it reduces gradients itself (drop the DDP wrapper)"
+        )
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
             raise ConfigurationError(
-                f"{name or 'the model'} is {type(module).__name__}: running statistics differ from worker to worker and "
+                f"{name or 'the model'} is {type(module).__name__}: running statistics differ between workers and "
                 "have no rule here yet; use GroupNorm or LayerNorm"
             )
     if not any(p.requires_grad for p in model.parameters()):

@@ -44,7 +44,7 @@ class Group:
         return generation < self._ordered_off
 
     def break_off(self, newer: int) -> None:
-        """Called from the listening thread: leave every generation before `newer`, whatever this process is blocked in."""
+        """From the listening thread: leave every generation before `newer`, whatever this process is blocked in."""
         with self._lock:
             self._ordered_off = max(self._ordered_off, newer)
             if self.generation < newer:
@@ -59,9 +59,7 @@ class Group:
         self.generation = world.generation
         try:
             self._check(world.generation)
-            store = MeetingStore(
-                world.store_host, world.meeting_port, generation=world.generation, token=world.token
-            )
+            store = MeetingStore(world.store_host, world.meeting_port, generation=world.generation, token=world.token)
             with self._lock:
                 self._store = store
             self._check(world.generation)

@@ -62,7 +62,9 @@ class AgentMembership:
             with self._news:
                 if isinstance(message, Closed):
                     self._closed = message
-                elif isinstance(message, World) and (self.newest is None or message.generation > self.newest.generation):
+                elif isinstance(message, World) and (
+                    self.newest is None or message.generation > self.newest.generation
+                ):
                     self.newest = message
                 self._news.notify_all()
             if isinstance(message, World) and not message.planned:

@@ -181,7 +181,9 @@ class Session:
         if _open_session is not None:
             raise LoopContractError("one Session at a time in a process: leave the first `with` before the second")
         if dist.is_initialized():
-            raise LoopContractError("delete the script's own init_process_group(...): the Session owns the default group")
+            raise LoopContractError(
+                "delete the script's own init_process_group(...): the Session owns the default group"
+            )
         if self.arguments.threads is not None:
             torch.set_num_threads(self.arguments.threads)
         _open_session = self
