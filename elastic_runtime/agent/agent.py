@@ -52,6 +52,7 @@ from elastic_runtime.rendezvous.find import Found, read_coordinates
 from elastic_runtime.rendezvous.link import Link
 from elastic_runtime.rendezvous.meeting import Meeting
 
+REASONS_KEPT = 16  # generations
 STORES_KEPT = 2  # of groups of processes this node serves: the one that ends and the one that starts
 
 
@@ -71,7 +72,8 @@ class Agent:
         self._coordination: Coordination | None = None
         self._wake: asyncio.TimerHandle | None = None
         self._exit: asyncio.Future[int]
-        self._resume_lines: set[int] = set()
+        self._reasons: dict[int, str] = {}  # generation -> why it was settled
+        self._resumed = 0  # the newest generation that a person was told of
         self._job = JobFacts(
             run_id=settings.run_id,
             run_dir=settings.run_dir,
@@ -149,6 +151,8 @@ class Agent:
                     kind=announced.kind,
                 )
                 self._meeting.advance(announced.generation)
+                self._reasons[announced.generation] = announced.reason
+                self._reasons.pop(announced.generation - REASONS_KEPT, None)
                 self._step(announced)
             case "closed":
                 code, reason = int(fields["exit_code"]), str(fields["reason"])
@@ -187,18 +191,17 @@ class Agent:
         reason = fields.pop("reason", "")
         if isinstance(message, Resumed):
             kind = "change"
-        settled = self._machine.announced
+        why = self._reasons.get(generation or 0, "")
         self._note(
             kind,
-            reason or (settled.reason if settled and kind == "change" else ""),
+            reason or (why if kind == "change" else ""),
             generation=generation,
             slot=key[0],
             pid=self._processes[key].pid,
             **fields,
         )
-        if isinstance(message, Resumed) and message.generation not in self._resume_lines and message.old_world_size:
-            self._resume_lines.add(message.generation)
-            why = settled.reason if settled else ""
+        if isinstance(message, Resumed) and message.generation > self._resumed:
+            self._resumed = message.generation
             self._say(
                 f"{message.old_world_size} → {message.world_size} workers at step {message.step}, "
                 f"pause {message.pause_s * 1000:.0f} ms: {why}"

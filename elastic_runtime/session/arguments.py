@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from elastic_runtime.core.batch import micro_batches_for
-from elastic_runtime.core.learning_rate import check_rule
+from elastic_runtime.core.learning_rate import check_rule, optimizer_family
 from elastic_runtime.errors import ConfigurationError
 
 BATCH_RULES = ("fixed_global", "fixed_per_worker")
@@ -58,7 +58,7 @@ class Arguments:
             raise ConfigurationError(f"threads must be positive or None, not {self.threads!r}")
         _check_model(model)
         _check_optimizer(model, optimizer)
-        check_rule(self.lr_rule, type(optimizer).__name__)
+        check_rule(self.lr_rule, optimizer_family(c.__name__ for c in type(optimizer).__mro__))
 
     def micro_batches(self, world_size: int) -> int:
         return micro_batches_for(
