@@ -93,6 +93,8 @@ class Agent(Process):
 
     def workers(self) -> dict[int, int]:
         """slot -> pid of the process that runs in it."""
+        if self.popen.poll() is not None:
+            return {}
         running: dict[int, int] = {}
         for entry in self.journal():
             if entry["event"] == "worker_started":
