@@ -63,6 +63,8 @@ class Meeting:
                 writer.write(frames.line("answer", **await self._answer(room, kind, fields)))
         except (OSError, ValueError, KeyError, TypeError):
             pass  # a guest that breaks off, or is none, is of no interest to the others
+        except asyncio.CancelledError:
+            pass  # the agent ends while a guest, perhaps long dead, waits; asyncio would print it
         finally:
             self._guests.discard(writer)
             writer.close()

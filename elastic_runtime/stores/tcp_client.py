@@ -66,7 +66,7 @@ class Connection:
 
     def wait_for(self, key: str, timeout_s: float) -> None:
         """Block on the server until `key` exists or the time is up; which of the two is not said."""
-        limit = timedelta(milliseconds=max(1, round(timeout_s * 1000)))  # to torch, zero is no limit at all
+        limit = timedelta(milliseconds=max(1, round(timeout_s * 1000)))  # torch counts in whole ones; 0 would spin
 
         def wait() -> None:
             try:

@@ -562,6 +562,22 @@ def test_an_entry_that_somebody_else_wrote_is_a_store_error(free_port: int) -> N
     store.close()
 
 
+def test_markers_outlive_a_few_swaps_for_slow_waiters_and_do_not_pile_up(free_port: int) -> None:
+    from torch.distributed import TCPStore
+
+    server = TCPStore("127.0.0.1", free_port, is_master=True, wait_for_workers=False)
+    store = tcp.connect("127.0.0.1", free_port, timeout_s=5.0)
+    versions, keys = range(1, 101), server.num_keys()
+    for version in versions:
+        assert store.swap("key", {}, version - 1)[0]
+    assert [server.check([f"marker/{version}/key"]) for version in versions] == [
+        version > 100 - tcp.MARKERS_KEPT for version in versions
+    ]
+    assert server.num_keys() == keys + 1 + tcp.MARKERS_KEPT
+    assert tcp.MARKERS_KEPT >= 8
+    store.close()
+
+
 def test_no_descriptor_is_left_open() -> None:
     def sockets() -> int:
         links = (os.path.join("/proc/self/fd", each) for each in os.listdir("/proc/self/fd"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,31 +13,33 @@ from tests.process import facts
 from tests.process.cluster import JOBS, Cluster, Entry
 from tests.process.facts import STEPS
 
-# SLOT.N, the N-th process in a slot: where it dies. Each one is replaced by the next.
+# SLOT.N, the N-th process in a slot: where it dies. Each one is replaced by the next; slot 0 lives through it all.
 NEWCOMERS = {
     "1.0": "computing@3",
     "1.1": "arriving",
-    "1.2": "arrived",
-    "1.3": "connecting",
-    "1.4": "formed",
-    "1.5": "pulled",
-    "1.6": "loaded",
-    "1.7": "commit",
-    "1.8": "inside the commit",
-    "1.9": "committed",
+    "1.2": "connecting",
+    "1.3": "pulled",
+    "1.4": "commit",
+    "2.0": "reducing@3",
+    "2.1": "arrived",
+    "2.2": "formed",
+    "2.3": "loaded",
+    "2.4": "inside the commit",
+    "2.5": "committed",
 }
-# Three at first. The first dies in a step, the second as it learns of that; the third goes on alone, hands its state
-# over to both replacements, and dies in the commit of a world of three.
+# Three at first. The first dies in a step, the second as it learns of that; the third goes on alone and hands its state
+# to both replacements, which die later, when they are to hand it on.
 SURVIVORS = {
     "0.0": "reducing@3",
     "1.0": "settling",
     "2.0": "inside the commit@4/3",
-    "0.1": "source@5/3",
-    "1.1": "sending@6/3",
+    "0.1": "source@5",
+    "1.1": "sending@5",
 }
-# The first takes the end of a step for broken when the other has committed it, and pulls that state; the second time
-# the one ahead dies before it has handed it over, and the step is done again.
-LAGGARDS = {"0.0": "lag@3/2", "1.0": "sending@6"}
+# The first takes the end of a step for broken when the other has committed it, and pulls that state.
+LAGGARD = {"0.0": "lag@3/2"}
+# Here the one ahead dies before it has handed the state over, and the step is done again.
+LOST_COMMIT = {"0.0": "lag@3/2", "1.0": "source@3"}
 
 
 @dataclass
@@ -54,10 +56,9 @@ def run(directory: Path, deaths: dict[str, str], workers: int) -> Run:
         agent = cluster.agent(
             JOBS / "phases.py", "--dir", directory, "--deaths", json.dumps(deaths), "--steps", STEPS, workers=workers
         )
-        marks = {directory / f"here-{name}-{where.partition('@')[0]}" for name, where in deaths.items()}
 
         def all_happened() -> bool:
-            return all(mark.exists() for mark in marks)
+            return all((directory / f"befell-{name}").exists() for name in deaths)
 
         cluster.wait_for(f"all of {deaths}", all_happened, within_s=150)
         (directory / "slow").unlink()
@@ -65,3 +66,45 @@ def run(directory: Path, deaths: dict[str, str], workers: int) -> Run:
         return Run(directory, cluster.journal(), facts.ledger(directory))
     finally:
         cluster.close()
+
+
+@pytest.mark.timeout(240)
+def test_newcomers_that_die_in_any_phase_leave_no_trace(tmp_path: Path, undisturbed: Callable[..., str]) -> None:
+    result = run(tmp_path, NEWCOMERS, workers=3)
+    check(result, undisturbed)
+    killed = [e for e in result.journal if e["event"] == "worker_exited" and e["exit_code"] == -9]
+    assert len(killed) == len(NEWCOMERS)
+    survivor = {e["pid"] for e in result.journal if e["event"] == "worker_started" and e["slot"] == 0}
+    assert len(survivor) == 1, "the worker that never died was replaced"
+
+
+@pytest.mark.timeout(240)
+def test_survivors_that_die_in_the_recovery_leave_no_trace(tmp_path: Path, undisturbed: Callable[..., str]) -> None:
+    check(run(tmp_path, SURVIVORS, workers=3), undisturbed)
+
+
+def test_a_step_that_only_one_has_committed_is_pulled_not_redone(
+    tmp_path: Path, undisturbed: Callable[..., str]
+) -> None:
+    result = run(tmp_path, LAGGARD, workers=2)
+    check(result, undisturbed)
+    assert redone(result) == set()
+
+
+def test_a_commit_that_is_lost_with_its_only_holder_is_redone(tmp_path: Path, undisturbed: Callable[..., str]) -> None:
+    result = run(tmp_path, LOST_COMMIT, workers=2)
+    check(result, undisturbed)
+    assert len(redone(result)) == 1
+
+
+def redone(result: Run) -> set[int]:
+    """Steps that were read in more than one generation."""
+    read = {(e["step"], e["generation"]) for e in result.ledger if e["kind"] == "read"}
+    steps = [step for step, _ in read]
+    return {step for step in steps if steps.count(step) > 1}
+
+
+def check(result: Run, undisturbed: Callable[..., str]) -> None:
+    facts.check_samples(result.ledger, STEPS)
+    facts.check_losses(result.ledger)
+    assert facts.fingerprint(result.directory) == undisturbed(1)

@@ -8,7 +8,7 @@ from typing import Any
 READS_ENVIRONMENT = ("elastic_runtime/environment.py", "launcher/")
 
 STARTS_THREADS = {
-    "elastic_runtime/agent/agent.py": "opening a store and reading it block, and the agent's one deciding thread must not",
+    "elastic_runtime/agent/agent.py": "opening and reading a store block, and the one deciding thread must not",
     "elastic_runtime/rendezvous/coordination.py": "one at a time, writes to the store, which block",
     "elastic_runtime/session/membership.py": "orders have to be heard while the script computes",
     "elastic_runtime/stores/tcp_client.py": "torch's constructor may hang for ever and is left to itself then",

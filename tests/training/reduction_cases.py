@@ -52,19 +52,23 @@ def micro_batch_loss(model: nn.Module, step: int, slot: int, weight: int, gain: 
 
 
 class Branches(nn.Module):
-    """Parameters that all micro-batches use, that only the first does, and that nobody does."""
+    """Parameters that all micro-batches use, that only the first does, and that nobody does, in two buckets."""
 
     def __init__(self) -> None:
         super().__init__()
         seed_all(9)
         self.always, self.side = nn.Linear(6, 3), nn.Linear(6, 3)
         self.once, self.never = nn.Linear(6, 3), nn.Linear(6, 3)
+        self.wide = nn.Linear(6, 50_000)
 
     def loss(self, slot: int, *, poisoned: int | None = None) -> Tensor:
         inputs = torch.randn(MICRO_BATCH, 6, generator=torch.Generator().manual_seed(slot))
         side = torch.full_like(inputs, float("nan")) if slot == poisoned else inputs
         out = self.always(inputs).square().mean() + self.side(side).mean()
-        return out + self.once(inputs).square().mean() if slot == 0 else out
+        if slot == 0:
+            out = out + self.once(inputs).square().mean()
+        # Last here, so first in backward: its bucket is complete while the other one is not.
+        return out + self.wide(inputs).square().mean()
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor | None]:
@@ -130,14 +134,16 @@ def train(
 
 
 def branches(group: Any, world: int, rank: int, *, mode: str, slots: int = SLOTS, poisoned: int | None = None) -> Any:
-    """One step of the model with branches: its gradients and the number of non-finite ones."""
+    """The same step of the model with branches twice, in the buffers of the first the second time: its gradients
+    and the number of non-finite ones."""
     model = Branches()
     reduction = reduction_for(mode, model, slots)
     share = split(slots, world, rank)
-    reduction.start(group=group, slots=slots, share=share)
-    for slot in share:
-        reduction.backward(model.loss(slot, poisoned=poisoned), slot=slot, weight=MICRO_BATCH)
-    sums = reduction.finish()
+    for _ in range(2):
+        reduction.start(group=group, slots=slots, share=share)
+        for slot in share:
+            reduction.backward(model.loss(slot, poisoned=poisoned), slot=slot, weight=MICRO_BATCH)
+        sums = reduction.finish()
     return {"gradients": gradients(model), "nonfinite": sums.nonfinite}
 
 

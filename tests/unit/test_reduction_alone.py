@@ -79,6 +79,14 @@ def test_gradients_that_cannot_be_reduced_are_refused_with_a_remedy(mode: str) -
         reduction.backward(checkpoint(shared, once, use_reentrant=True).sum(), slot=0, weight=2)
 
 
+def test_a_gradient_is_rounded_to_the_nearest_multiple_of_its_range() -> None:
+    quantum = 2.0 ** -(62 - 2 - 12)
+    for given, kept in {0.5: 0, 0.75: 1, 1.5: 2, 2.5: 2, -1.5: -2, -0.25: 0, 2.0**23 + 1: 2.0**23 + 1}.items():
+        parameter, reduction = one_parameter("exact")
+        one_step(parameter, reduction, given * quantum)
+        assert parameter.grad.tolist() == [kept * quantum] * 3, given
+
+
 def test_an_overflow_installs_nothing_until_the_range_has_grown() -> None:
     parameter, reduction = one_parameter("exact")
     assert one_step(parameter, reduction, 2.0**12 - 1, slots=4).overflow == 0

@@ -1,9 +1,9 @@
 """The ledger job, with workers that kill themselves at a chosen moment of a change.
 
-`--deaths '{"1.0": "arriving@3"}'`: the first process (0) in slot 1 dies when it arrives at a meeting and has committed
-at least 3 steps or been given a state that has. `@3/2`: ... and the newest world it trained in had 2 workers. The
-moments are where hooks can be put around the Session's own calls; "lag" is no death: the worker takes the end of a
-step's reduction for broken although its peers do not.
+`--deaths '{"1.0": "arriving@3"}'`: the first process (0) in slot 1 dies when it arrives at a meeting and at least 3
+steps are committed in the state that it holds. `@3/2`: ... and the world it trains in has 2 workers. The moments are
+where hooks can be put around the Session's own calls; "lag" is no death: the worker takes the end of a step's reduction
+for broken although its peers do not.
 """
 
 from __future__ import annotations
@@ -26,27 +26,24 @@ from elastic_runtime.session.meeting_store import MeetingStore
 
 
 class Doom:
-    def __init__(self, directory: Path, wanted: str, session: Session) -> None:
-        self._directory = directory
+    """What is to befall this process, once."""
+
+    def __init__(self, mark: Path, wanted: str, session: Session) -> None:
+        self._mark = mark  # a file that says that it happened
         self._moment, _, when = wanted.partition("@")
         step, _, world = when.partition("/")
-        self._step, self._world = int(step or 0), int(world or 0)
-        self._session = session
-        self._worlds = [0]
+        self._step, self._workers = int(step or 0), int(world or 0)
+        self._worker = session.worker
 
     def is_now(self, moment: str) -> bool:
-        worker = self._session.worker
-        if worker._world is not None:
-            self._worlds.append(worker._world.world_size)
-        if moment != self._moment or worker.progress.step < self._step or max(self._worlds) < self._world:
+        if moment != self._moment or self._worker.progress.step < self._step:
             return False
-        mark = self._directory / f"here-{self.name}-{moment}"
-        if mark.exists():
+        if self._workers and self._worker.world.world_size != self._workers:
             return False
-        mark.touch()
+        if self._mark.exists():
+            return False
+        self._mark.touch()
         return True
-
-    name = ""
 
     def here(self, moment: str) -> None:
         """Die, if this is the moment."""
@@ -114,8 +111,7 @@ def main() -> None:
     options = parser.parse_args()
     name = claim_name(options.dir)
     session, model = build(options)
-    doom = Doom(options.dir, options.deaths.get(name, "never"), session)
-    doom.name = name
+    doom = Doom(options.dir / f"befell-{name}", options.deaths.get(name, "nothing"), session)
     install(doom, session)
     train(session, model, options, on_batch=lambda step: doom.here("computing"))
 
