@@ -24,7 +24,9 @@ from elastic_runtime.agent.worker_environment import JobFacts, worker_environmen
 from elastic_runtime.channel import Channel
 from elastic_runtime.core.coordinator import Coordinator
 from elastic_runtime.core.messages import Resumed, Up, World
-from elastic_runtime.core.supervision import (
+from elastic_runtime.core.node import Mode
+from elastic_runtime.core.supervision import Supervisor
+from elastic_runtime.core.supervision_events import (
     EndJob,
     Event,
     Exited,
@@ -32,7 +34,6 @@ from elastic_runtime.core.supervision import (
     JobClosed,
     Kill,
     Leave,
-    Mode,
     OpenStore,
     OthersLeft,
     Publish,
@@ -40,7 +41,6 @@ from elastic_runtime.core.supervision import (
     Say,
     Start,
     StoreOpened,
-    Supervisor,
     Tell,
     Tick,
     WakeAt,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_runtime.core.supervision import Start
+from elastic_runtime.core.supervision_events import Start
 from elastic_runtime.environment import CHANNEL_FD, RUN_DIR
 
 

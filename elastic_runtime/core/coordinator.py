@@ -8,6 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from elastic_runtime.core.coordinator_events import (
+    Announce,
+    Effect,
+    End,
+    Event,
+    Evict,
+    JobEnded,
+    NodeGone,
+    NodeHeard,
+    NodeReported,
+    Note,
+    WakeAt,
+    Write,
+    WriteFailed,
+    WriteWon,
+)
 from elastic_runtime.core.membership import (
     Close,
     Generation,
@@ -20,100 +36,6 @@ from elastic_runtime.core.membership import (
     eligible_nodes,
 )
 from elastic_runtime.core.world import NodeRecord, WorkerId, WorkerPhase
-
-# -- events ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class NodeReported:
-    record: NodeRecord
-
-
-@dataclass(frozen=True, slots=True)
-class NodeHeard:
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeGone:
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class WriteWon:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class WriteFailed:
-    """The store did not take the header (unreachable). What is there is re-read by the driver before the retry."""
-
-    generation: int
-    retry_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class JobEnded:
-    """A node asks to end the job for everybody: a refused argument, the same failure twice, a second signal."""
-
-    exit_code: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    pass
-
-
-Event = NodeReported | NodeHeard | NodeGone | WriteWon | WriteFailed | JobEnded | Tick
-
-# -- effects --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Store this generation as the settled one, then report `WriteWon` or `WriteFailed`."""
-
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Send the settled generation to these nodes."""
-
-    generation: Generation
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """Cut the connection of a node that was silent for too long; it must join again as a new incarnation."""
-
-    node: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    exit_code: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A change of mind, with its reason, for the journal."""
-
-    event: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    time: float
-
-
-Effect = Write | Announce | Evict | End | Note | WakeAt
 
 
 @dataclass(slots=True)

@@ -106,9 +106,6 @@ def _decide_among(view: View, now: float) -> Decision:
     return _while_live(view, now)
 
 
-# -- ends -----------------------------------------------------------------------------------------------------------
-
-
 def _all_done(view: View) -> Close | None:
     world = view.generation.world
     if view.generation.kind is Kind.START:
@@ -256,9 +253,6 @@ def _on_a_fresh_store(view: View, settle: Settle) -> Decision:
     if port == 0 or view.used_ports.get(host) == port:
         return Hold(reason=f"{host} is opening a store for the next generation")
     return settle
-
-
-# -- what the records say -------------------------------------------------------------------------------------------
 
 
 def _present(view: View) -> list[tuple[NodeRecord, WorkerRecord]]:

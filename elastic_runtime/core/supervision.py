@@ -7,12 +7,13 @@ sent, and it never decides about the world: it publishes its node's record and c
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from signal import Signals
 
 from elastic_runtime.core.membership import Kind
-from elastic_runtime.core.messages import Adopted, Broken, Closed, Failed, Finished, Left, Ready, Refused, Up, World
-from elastic_runtime.core.occurrences import (
+from elastic_runtime.core.messages import Adopted, Broken, Closed, Failed, Finished, Left, Ready, Refused, Up
+from elastic_runtime.core.node import Limits, Mode, Worker, describe_exit, worker_records, world_for
+from elastic_runtime.core.restarts import Restarts
+from elastic_runtime.core.supervision_events import (
     Announced,
     Effect,
     EndJob,
@@ -30,41 +31,9 @@ from elastic_runtime.core.occurrences import (
     Start,
     StoreOpened,
     Tell,
-    Tick,
     WakeAt,
 )
-from elastic_runtime.core.restarts import Restarts
-from elastic_runtime.core.world import NodeRecord, WorkerPhase, WorkerRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    slots: int
-    max_restarts: int | None  # None: the default of `Restarts`
-    shutdown_timeout_s: float = 30.0
-    serves_store: bool = False
-
-
-class Mode(Enum):
-    WAITING = "waiting"  # joined, nothing announced yet
-    WORKING = "working"
-    RESTARTING = "restarting"  # the old group is being ended before the new one starts
-    DRAINING = "draining"  # workers leave after the step in flight
-    STOPPING = "stopping"  # workers are being ended
-    SERVING = "serving"  # own work is over, others still need the store
-
-
-@dataclass(slots=True)
-class Worker:
-    spawn: int
-    phase: WorkerPhase = WorkerPhase.STARTING
-    adopted: int = 0
-    broken: int = 0
-    max_workers: int = 0
-    constants: str = ""
-    left: bool = False
-    told: int = 0  # newest generation it was told of
-    failure: Failed | None = None
+from elastic_runtime.core.world import NodeRecord, WorkerPhase
 
 
 @dataclass(slots=True)
@@ -101,30 +70,13 @@ class Supervisor:
         return effects
 
     def record(self) -> NodeRecord:
-        workers = [
-            WorkerRecord(
-                slot=slot,
-                spawn=w.spawn,
-                phase=w.phase,
-                adopted=w.adopted,
-                broken=w.broken,
-                max_workers=w.max_workers,
-                constants=w.constants,
-                draining=w.left,
-            )
-            for slot, w in sorted(self.workers.items())
-        ]
-        workers += [
-            WorkerRecord(slot=slot, spawn=spawn, phase=WorkerPhase.FINISHED)
-            for slot, spawn in sorted(self.done.items())
-        ]
         return NodeRecord(
             node=self.node,
             address=self.address,
             slots=self.limits.slots,
             store_port=self.store_port,
             meeting_port=self.meeting_port,
-            workers=tuple(workers),
+            workers=worker_records(self.workers, self.done),
             draining=self.mode in (Mode.DRAINING, Mode.STOPPING) and not self.given_up,
             failed_group=self.failed_group,
             given_up=self.given_up,
@@ -201,23 +153,8 @@ class Supervisor:
         if worker.told >= settled.generation:
             return []
         worker.told = settled.generation
-        place = settled.members.get((slot, worker.spawn))
-        world = World(
-            generation=settled.generation,
-            rank=place.rank if place else -1,
-            world_size=settled.world_size,
-            planned=settled.planned,
-            reason=settled.reason,
-            leave=place is None and self.mode is Mode.DRAINING,
-            local_rank=slot,
-            local_world_size=place.local_world_size if place else self.limits.slots,
-            node_rank=place.node_rank if place else 0,
-            node_count=settled.node_count,
-            store_host=settled.store_host,
-            master_port=settled.store_port,
-            meeting_port=settled.meeting_port,
-            noticed_at=noticed_at,
-        )
+        drained = self.mode is Mode.DRAINING
+        world = world_for(settled, slot, worker.spawn, slots=self.limits.slots, drained=drained, noticed_at=noticed_at)
         return [Tell(slot, worker.spawn, world)]
 
     # -- workers ----------------------------------------------------------------------------------------------------
@@ -344,40 +281,3 @@ class Supervisor:
             self.kill_at, self.killed = now + self.limits.shutdown_timeout_s, False
             effects.append(WakeAt(self.kill_at))
         return effects
-
-
-def describe_exit(exit_code: int) -> str:
-    if exit_code < 0:
-        try:
-            return f"was killed by {Signals(-exit_code).name}"
-        except ValueError:
-            return f"was killed by signal {-exit_code}"
-    return "ended without finishing its Session" if exit_code == 0 else f"exited with {exit_code}"
-
-
-__all__ = [
-    "Announced",
-    "Effect",
-    "EndJob",
-    "Event",
-    "Exited",
-    "Interrupted",
-    "JobClosed",
-    "Kill",
-    "Leave",
-    "Limits",
-    "Mode",
-    "OpenStore",
-    "OthersLeft",
-    "Publish",
-    "Said",
-    "Say",
-    "Start",
-    "StoreOpened",
-    "Supervisor",
-    "Tell",
-    "Tick",
-    "WakeAt",
-    "Worker",
-    "describe_exit",
-]

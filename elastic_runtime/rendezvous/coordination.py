@@ -13,9 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
-from elastic_runtime.core.coordinator import (
+from elastic_runtime.core.coordinator import Coordinator
+from elastic_runtime.core.coordinator_events import (
     Announce,
-    Coordinator,
     Effect,
     End,
     Event,

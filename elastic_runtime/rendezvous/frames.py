@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from elastic_runtime.core.membership import Generation, Kind
-from elastic_runtime.core.supervision import Announced
+from elastic_runtime.core.supervision_events import Announced
 from elastic_runtime.core.world import Assignment, NodeRecord, WorkerPhase, WorkerRecord, assignments
 
 LINE_BYTES = 1 << 20

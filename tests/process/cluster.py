@@ -49,11 +49,21 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **more}
 
 
-def read_lines(path: Path) -> list[Entry]:
-    """The complete lines of a file of JSON objects; none if there is no file yet."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+class Lines:
+    """The complete lines of a growing file of JSON objects; what was read once is not read again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+        self._entries: list[Entry] = []
+
+    def read(self) -> list[Entry]:
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._offset += len(whole + newline)
+            self._entries += map(json.loads, whole.splitlines())
+        return self._entries
 
 
 @dataclass(slots=True)
@@ -83,9 +93,13 @@ class Process:
 @dataclass(slots=True)
 class Agent(Process):
     log_dir: Path
+    lines: Lines | None = None
 
     def journal(self) -> list[Entry]:
-        return [entry for path in sorted(self.log_dir.glob("*/journal.jsonl")) for entry in read_lines(path)]
+        """What it wrote down so far; nothing if it never got so far as to have a run directory."""
+        if self.lines is None and (found := list(self.log_dir.glob("*/journal.jsonl"))):
+            self.lines = Lines(found[0])
+        return self.lines.read() if self.lines else []
 
     @property
     def node(self) -> str:
@@ -111,6 +125,7 @@ class Cluster:
         self.agents: list[Agent] = []
         self.others: list[Process] = []
         self._nnodes, self._run_id = nnodes, run_id
+        self._ledger = Lines(directory / "ledger.jsonl")
         self._shared_memory = set(os.listdir("/dev/shm"))
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -159,6 +174,10 @@ class Cluster:
     def journal(self) -> list[Entry]:
         """All agents' entries, in the order of time."""
         return sorted((e for agent in self.agents for e in agent.journal()), key=lambda e: e["time"])
+
+    def ledger(self) -> list[Entry]:
+        """What the workers of `jobs/ledger.py` wrote down, if this cluster's directory is where they do."""
+        return self._ledger.read()
 
     def events(self, event: str, **fields: Any) -> list[Entry]:
         return [e for e in self.journal() if e["event"] == event and fields.items() <= e.items()]

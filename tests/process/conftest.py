@@ -41,7 +41,7 @@ def _run(directory: Path, workers: int, steps: int) -> str:
         else:
             process = cluster.agent(JOBS / "ledger.py", *options, workers=workers)
         assert process.wait() == 0, process.output()
-        facts.check_samples(facts.ledger(directory), steps)
+        facts.check_samples(cluster.ledger(), steps)
         return facts.fingerprint(directory)
     finally:
         cluster.close()

@@ -6,14 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 from elastic_runtime.core.samples import indices
-from tests.process.cluster import Entry, read_lines
+from tests.process.cluster import Entry
 from tests.process.jobs import ledger as job
 
 STEPS = 120  # of every job that is compared with an undisturbed one
-
-
-def ledger(directory: Path) -> list[Entry]:
-    return read_lines(directory / "ledger.jsonl")
 
 
 def fingerprint(directory: Path) -> str:

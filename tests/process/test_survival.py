@@ -65,13 +65,13 @@ class Disturbed:
 
     def world(self) -> int:
         """The newest generation in which a step was committed."""
-        return max((e["committed_in"] for e in facts.ledger(self.cluster.directory) if e["kind"] == "committed"), default=0)
+        return max((e["committed_in"] for e in self.cluster.ledger() if e["kind"] == "committed"), default=0)
 
     def until_world_is(self, workers: int, *, after: int = 0) -> None:
         def committed() -> bool:
             return any(
                 e["kind"] == "committed" and e["world_size"] == workers and e["committed_in"] > after
-                for e in facts.ledger(self.cluster.directory)
+                for e in self.cluster.ledger()
             )
 
         self.cluster.wait_for(f"a step committed by {workers} workers after generation {after}", committed)
@@ -80,7 +80,7 @@ class Disturbed:
         """Let it run to its end. Returns the fingerprint."""
         (self.cluster.directory / "slow").unlink()
         assert [agent.wait() for agent in (self.first, self.second)] == [0, 0], self.cluster.account()
-        entries = facts.ledger(self.cluster.directory)
+        entries = self.cluster.ledger()
         facts.check_samples(entries, steps)
         facts.check_losses(entries)
         return facts.fingerprint(self.cluster.directory)

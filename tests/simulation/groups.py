@@ -18,19 +18,17 @@ class Broken(Exception):
 class Room:
     """Where the members of one generation meet. Whoever was counted once is waited for, even if it is gone since."""
 
-    def __init__(self, cluster: Cluster, host: str, generation: int, live: bool) -> None:
-        self._cluster, self._host, self._generation, self._live = cluster, host, generation, live
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
         self.guests: dict[Process, int] = {}  # who waits here, and its rank
         self.arrived = 0
-        self.closed = False
 
     def enter(self, process: Process, rank: int, world_size: int) -> None:
         self.guests[process] = rank
         process.room = self
         self.arrived += 1
         if self.arrived == world_size:
-            self.closed = True
-            self._cluster.checkers.met(self._generation, self.guests, world_size)
+            self._cluster.checkers.met(self.guests, world_size)
             self._connect(world_size)
 
     def leave(self, process: Process) -> None:
@@ -55,11 +53,6 @@ class Room:
             return
         for process in guests:
             self._cluster.clock.at(limit, process.deliver, process.wake, process.wait_id, None, Broken("no group formed"))
-
-    def host_died(self) -> None:
-        if not self.closed:
-            for process in list(self.guests):
-                process.break_off_later("the meeting is over")
 
 
 class Group:

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.core.messages import Closed, Down, Failed, Up, World
-from elastic_runtime.core.supervision import Exited, Said, Start
+from elastic_runtime.core.supervision_events import Exited, Said, Start
 from tests.simulation.clock import Being
 from tests.simulation.groups import Broken, Group, Room
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Script = Generator[tuple[Any, ...], Any, None]
 CHANNEL_S = 0.0003
+CONNECT_LIMIT_S = 3.0
 
 
 class ScriptExit(Exception):
@@ -30,7 +31,7 @@ class Process(Being):
 
     ("sleep", seconds), ("compute", seconds): the second ends early when a later world is ordered;
     ("news", generation): a world newer than that one, or the end of the job;
-    ("meet", room, rank, world_size): the group of a generation;
+    ("meet", host, key, rank, world_size): the group of a generation, whose members meet at the agent `host`;
     ("enter", kind, value): the values that all ranks gave to one collective.
     """
 
@@ -84,15 +85,30 @@ class Process(Being):
             else:
                 self.group.enter(self, wait[1], wait[2])
         elif kind == "meet":
-            _, room, rank, world_size = wait
-            if room is None or self.ordered_off > self.generation:
-                self.break_off_later("nobody listens there")
-            else:
-                room.enter(self, rank, world_size)
+            self._meet(*wait[1:])
         elif kind == "news":
             self._hand_over_news()
         else:
             self.cluster.clock.after(wait[1], self.deliver, self.wake, self.wait_id)
+
+    def _meet(self, host: Agent | None, key: Any, rank: int, world_size: int) -> None:
+        cluster = self.cluster
+        if host is None or self.ordered_off > self.generation:
+            self.break_off_later("nobody listens there")
+            return
+        at = max(cluster.clock.now + cluster.network.delay(), cluster.network.clear_at((host.name, self.agent.name)))
+        if host.vanished or at > cluster.clock.now + CONNECT_LIMIT_S:
+            error = Broken("nobody answers there")
+            cluster.clock.after(CONNECT_LIMIT_S, self.deliver, self.wake, self.wait_id, None, error)
+        else:
+            cluster.clock.at(at, self._knock, self.wait_id, host, key, rank, world_size)
+
+    def _knock(self, wait_id: int, host: Agent, key: Any, rank: int, world_size: int) -> None:
+        if wait_id == self.wait_id and self.alive:
+            if host.alive:
+                host.deliver(host.admit, self, wait_id, key, rank, world_size)
+            elif not host.vanished:
+                self.break_off_later("nobody listens there")
 
     def _hand_over_news(self) -> None:
         if self.newest is not None and self.newest.generation > self.wait[1]:

@@ -125,8 +125,8 @@ class ElasticScript:
             return False
         process.generation = world.generation
         process.at("meeting")
-        room = process.cluster.live_room(world)
-        process.group = yield ("meet", room, world.rank, world.world_size)
+        host = process.cluster.agent_at(world.store_host)
+        process.group = yield ("meet", host, ("live", world.generation), world.rank, world.world_size)
         yield from self._take_newest_state(world)
         self.world = world
         self._adopt(world.generation)
@@ -284,8 +284,9 @@ def static_script(process: Process, job: Job) -> Script:
     process.generation = start.announced.generation
     process.at("meeting")
     try:
-        room = process.cluster.start_room(start.announced)
-        process.group = yield ("meet", room, place.rank, place.world_size)
+        host = process.cluster.agent_at(start.announced.store_host)
+        key = ("start", start.announced.store_port)
+        process.group = yield ("meet", host, key, place.rank, place.world_size)
         for _ in range(job.steps):
             process.at("computing")
             yield ("compute", job.micro_batch_s)

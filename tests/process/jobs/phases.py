@@ -1,9 +1,9 @@
 """The ledger job, with workers that kill themselves at a chosen moment of a change.
 
 `--deaths '{"1.0": "arriving@3"}'`: the first process (0) in slot 1 dies when it arrives at a meeting and at least 3
-steps are committed in the state that it holds. `@3/2`: ... and the world it trains in has 2 workers. The moments are
-where hooks can be put around the Session's own calls; "lag" is no death: the worker takes the end of a step's reduction
-for broken although its peers do not.
+steps are committed in the state that it holds. `@3/2`: ... and the world it trains in has 2 workers. Several, with
+commas between, befall it one after another. The moments are where hooks can be put around the Session's own calls;
+"lag" is no death: the worker takes the end of a step's reduction for broken although its peers do not.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from elastic_runtime.session.meeting_store import MeetingStore
 
 
 class Doom:
-    """What is to befall this process, once."""
+    """What is to befall this process, each once."""
 
-    def __init__(self, mark: Path, wanted: str, session: Session) -> None:
-        self._mark = mark  # a file that says that it happened
-        self._moment, _, when = wanted.partition("@")
-        step, _, world = when.partition("/")
-        self._step, self._workers = int(step or 0), int(world or 0)
+    def __init__(self, directory: Path, name: str, wanted: str, session: Session) -> None:
+        self._directory, self._name = directory, name
+        self._wanted = wanted.split(",") if wanted else []
         self._worker = session.worker
 
     def is_now(self, moment: str) -> bool:
-        if moment != self._moment or self._worker.progress.step < self._step:
+        """Whether what comes next in the list comes now. Then a file is left that says so."""
+        if not self._wanted:
             return False
-        if self._workers and self._worker.world.world_size != self._workers:
+        wanted, _, when = self._wanted[0].partition("@")
+        step, _, workers = when.partition("/")
+        if moment != wanted or self._worker.progress.step < int(step or 0):
             return False
-        if self._mark.exists():
+        if workers and self._worker.world.world_size != int(workers):
             return False
-        self._mark.touch()
+        (self._directory / f"befell-{self._name}-{self._wanted.pop(0).replace('/', '-')}").touch()
         return True
 
     def here(self, moment: str) -> None:
@@ -111,7 +112,7 @@ def main() -> None:
     options = parser.parse_args()
     name = claim_name(options.dir)
     session, model = build(options)
-    doom = Doom(options.dir / f"befell-{name}", options.deaths.get(name, "nothing"), session)
+    doom = Doom(options.dir, name, options.deaths.get(name, ""), session)
     install(doom, session)
     train(session, model, options, on_batch=lambda step: doom.here("computing"))
 

@@ -1,0 +1,92 @@
+"""Run one seed and judge it. `python -m tests.simulation.run SEED` prints its trace; with `A B` the seeds [A, B)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from random import Random
+from typing import Any
+
+from tests.simulation.checkers import Violation
+from tests.simulation.cluster import Cluster
+from tests.simulation.faults import Plan, draw_setup
+
+HEAL_S = 60.0  # how long after the last fault a job may take to its end
+
+
+@dataclass(slots=True)
+class Outcome:
+    seed: int
+    violation: Violation | None
+    cluster: Cluster
+    faults: dict[str, int]
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.seed}: {self.violation}", str(self.cluster.setup)]
+        lines += [f"{at:8.4f} {who:12} {' '.join(map(show, what))}" for at, who, what in self.cluster.trace]
+        return "\n".join([*lines, f"seed {self.seed}: {self.violation}"])
+
+
+def run_seed(seed: int) -> Outcome:
+    rng = Random(seed)
+    cluster = Cluster(draw_setup(rng), rng.randrange(1 << 62))
+    plan = Plan(cluster, rng)
+    plan.schedule()
+    violation = None
+    try:
+        cluster.run(plan.end_s + HEAL_S)
+        cluster.checkers.at_end()
+    except Violation as found:
+        violation = found
+    return Outcome(seed, violation, cluster, plan.done)
+
+
+def show(thing: Any) -> str:
+    """Short: what differs from a field's default."""
+    if isinstance(thing, list):
+        return "-> " + "; ".join(map(show, thing)) if thing else ""
+    if isinstance(thing, Enum):
+        return str(thing.value)
+    if is_dataclass(thing) and not isinstance(thing, type):
+        named = [(f, getattr(thing, f.name)) for f in fields(thing)]
+        return f"{type(thing).__name__}({', '.join(f'{f.name}={_brief(v)}' for f, v in named if v != f.default)})"
+    return str(thing)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_brief, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {getattr(v, 'rank', v)}" for k, v in value.items()) + "}"
+    return f"{value:.3f}" if isinstance(value, float) else show(value)
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) == 1:
+        outcome = run_seed(int(arguments[0]))
+        print(outcome)
+        return int(outcome.violation is not None)
+    begin = time.process_time()
+    bad: list[tuple[int, str]] = []
+    seen: Counter[str] = Counter()
+    virtual = 0.0
+    for seed in range(int(arguments[0]), int(arguments[1])):
+        outcome = run_seed(seed)
+        virtual += outcome.cluster.clock.now
+        seen.update(outcome.faults)
+        seen["commits"] += outcome.cluster.checkers.commits
+        seen["generations"] += outcome.cluster.coordination.machine.generation.number
+        seen[f"ended {outcome.cluster.checkers.ended_with and outcome.cluster.checkers.ended_with[0]}"] += 1
+        if outcome.violation is not None:
+            bad.append((seed, str(outcome.violation)))
+    for seed, text in bad[:40]:
+        print(seed, text[:300])
+    print(f"{len(bad)} violations, {time.process_time() - begin:.1f} s, {virtual:.0f} virtual s", dict(seen))
+    return int(bool(bad))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
