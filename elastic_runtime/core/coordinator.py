@@ -53,6 +53,8 @@ class Coordinator:
     used_ports: dict[str, int] = field(default_factory=dict)
     broken_since: float | None = None
     below_min_since: float | None = None
+    trained: tuple[WorkerId, ...] = ()  # the last world that some worker adopted
+    numbered: int = 0  # the highest number ever written: a write that failed may have been applied all the same
     writing: Generation | None = None
     retry_at: float | None = None
     ended: bool = False
@@ -164,6 +166,7 @@ class Coordinator:
             nodes=self.nodes,
             gone=self.gone,
             seniority=self.seniority,
+            trained=self.trained,
             used_ports=self.used_ports,
             broken_since=self.broken_since,
             below_min_since=self.below_min_since,
@@ -181,8 +184,9 @@ class Coordinator:
         match decide(replace(view, below_min_since=self.below_min_since), now):
             case Settle(kind=kind, world=world, planned=planned, reason=reason):
                 host = self.nodes[world[0].node] if world else None
+                self.numbered += 1
                 self.writing = Generation(
-                    number=self.generation.number + 1,
+                    number=self.numbered,
                     kind=kind,
                     world=world,
                     planned=planned,
@@ -201,6 +205,8 @@ class Coordinator:
 
     def _settled(self, generation: Generation, now: float) -> list[Effect]:
         self.writing = None
+        if any(self._adopted(worker) for worker in self.generation.world):
+            self.trained = self.generation.world
         self.generation, self.settled_at, self.last_reason = generation, now, ""
         self.broken_since = None
         self.gone = {}
@@ -218,6 +224,13 @@ class Coordinator:
             if worker.node not in self.nodes:
                 self.gone[worker.node] = f"node {worker.node} died"
         return [Note("settled", generation.reason), Announce(generation, tuple(self.nodes))]
+
+    def _adopted(self, worker: WorkerId) -> bool:
+        record = self.nodes.get(worker.node)
+        number = self.generation.number
+        return record is not None and any(
+            record.worker_id(w) == worker and w.adopted >= number for w in record.workers
+        )
 
     def _end(self, exit_code: int, reason: str) -> list[Effect]:
         self.ended = True

@@ -56,6 +56,7 @@ class View:
     nodes: Mapping[str, NodeRecord]  # alive, in the order in which they joined
     gone: Mapping[str, str]  # members of the settled world that are no more, and why
     seniority: Mapping[WorkerId, int]
+    trained: tuple[WorkerId, ...]  # the last world before the settled one that some worker adopted
     used_ports: Mapping[str, int]  # node -> port of the store that its last group of processes used
     broken_since: float | None = None
     below_min_since: float | None = None
@@ -112,8 +113,9 @@ def _all_done(view: View) -> Close | None:
         members = [view.nodes.get(name) for name in dict.fromkeys(w.node for w in world)]
         done = bool(members) and all(n is not None and _finished(n) == n.slots for n in members)
     else:
-        phases = [w.phase for _, w in _present(view)]
-        done = bool(phases) and all(phase is WorkerPhase.FINISHED for phase in phases)
+        # Whoever has not trained yet waits for a world that will never form: it does not hold up the end.
+        awaited = [w.phase for n, w in _present(view) if w.phase is WorkerPhase.FINISHED or _has_trained(view, n, w)]
+        done = bool(awaited) and all(phase is WorkerPhase.FINISHED for phase in awaited)
     return Close(exit_code=0, reason="every worker finished") if done else None
 
 
@@ -263,6 +265,10 @@ def _present(view: View) -> list[tuple[NodeRecord, WorkerRecord]]:
 
 def _adopted(view: View) -> bool:
     return all(w.adopted >= view.generation.number for _, w in _present(view))
+
+
+def _has_trained(view: View, node: NodeRecord, worker: WorkerRecord) -> bool:
+    return worker.adopted >= view.generation.number or node.worker_id(worker) in view.trained
 
 
 def _broken(view: View) -> bool:

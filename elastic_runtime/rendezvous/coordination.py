@@ -194,7 +194,9 @@ class Coordination:
 
         def write() -> int:
             won, entry = self._store.swap(HEADER, value, self._version)
-            if not won and not (entry.version == self._version + 1 and entry.writer == self._store.writer):
+            if not won and entry.writer == self._store.writer and entry.value != value:
+                won, entry = self._store.swap(HEADER, value, entry.version)  # on top of one whose answer was lost
+            if not won and not (entry.writer == self._store.writer and entry.value == value):
                 raise StoreError(f"another coordinator ({entry.writer}) wrote the header of {self._run_id!r}")
             return entry.version
 

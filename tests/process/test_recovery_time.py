@@ -57,11 +57,13 @@ class Job:
         return min(times) - killed_at
 
     def pause(self, since: float) -> float:
-        """The longest time between two commits of a worker that stays, less that of a usual step."""
+        """The longest time between two commits of a worker that stays, the second of them after a moment, less that of
+        a usual step."""
         gaps = [
             later - sooner
             for pid in self.first.workers().values()
-            for sooner, later in pairwise(e["time"] for e in self.commits(since - 1.0) if e["pid"] == pid)
+            for sooner, later in pairwise(e["time"] for e in self.commits() if e["pid"] == pid)
+            if later > since
         ]
         return max(gaps) - statistics.median(gaps)
 

@@ -52,15 +52,15 @@ class Checkers:
     def announced(self, generation: Generation) -> None:
         if self._stored.get(generation.number) != generation:
             raise Violation("generations", f"{generation.number} is announced, but the store holds another or none")
+        store = (generation.store_host, generation.store_port)
+        if generation.kind is Kind.START and self._group_stores.setdefault(store, generation.number) != generation.number:
+            raise Violation("fresh store", f"{store} served the group of another generation")
 
     def decided(self, machine: Coordinator, new: Generation) -> None:
         old = machine.generation
         if new.kind is Kind.START:
             if old.kind is Kind.LIVE:
                 raise Violation("survivors", "an elastic job is started anew")
-            store = (new.store_host, new.store_port)
-            if self._group_stores.setdefault(store, new.number) != new.number:
-                raise Violation("fresh store", f"{store} served the group of another generation")
             return
         if new.planned and old.kind is Kind.LIVE:
             self._old_is_adopted(old)
@@ -114,8 +114,9 @@ class Checkers:
         self._node_gone(node, "was evicted")
 
     def host_was_stopped(self, seconds: float) -> None:
-        """The coordinator could hear nobody meanwhile."""
-        self._heard_at = {node: at + seconds for node, at in self._heard_at.items()}
+        """The coordinator could hear nobody meanwhile; a short time of it counts for silence all the same."""
+        if seconds > self._cluster.setup.silent_after_s / 2:
+            self._heard_at = {node: at + seconds for node, at in self._heard_at.items()}
 
     # -- workers in a generation --------------------------------------------------------------------------------------
 
@@ -243,7 +244,9 @@ class Checkers:
     def _exit_code_is_right(self, agent: Agent) -> None:
         if agent.exit_code in (None, 0) or agent.link is None:
             return
-        excuses = [agent.interrupted, agent.machine.given_up, agent.link.cut_by_server and agent.closed_with is None]
+        late = [p for p in self._cluster.processes if p.agent is agent and p.exit_code and p.session and p.session.finished]
+        evicted = agent.link.cut_by_server and agent.closed_with is None
+        excuses = [agent.interrupted, agent.machine.given_up, evicted, late]
         if not any(excuses) and not (self.ended_with is None or self.ended_with[0]):
             raise Violation("exit codes", f"{agent.name} exits with {agent.exit_code} from a job that went well")
 

@@ -158,11 +158,11 @@ class Coordination:
                 return
             if won is None:
                 self.step(co.WriteFailed(generation.number, self._cluster.clock.now + WRITE_RETRY_S))
-                return
-            if not won and version != self._version + 1:
-                raise AssertionError("nobody else writes here")
-            self._version = version
-            self.step(co.WriteWon(generation.number))
+            elif not won and standing != generation:
+                self._cluster.store.swap(generation, version, reply)
+            else:
+                self._version = version
+                self.step(co.WriteWon(generation.number))
 
         self._cluster.store.swap(generation, self._version, reply)
 

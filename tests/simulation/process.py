@@ -52,6 +52,7 @@ class Process(Being):
         self.phase = ""
         self.wait: tuple[Any, ...] = ("sleep",)
         self.wait_id = 0
+        self.exit_code: int | None = None
         self.session: Any = None
         self._script: Script
         self._last_up = 0.0
@@ -179,7 +180,7 @@ class Process(Being):
     def die(self, code: int, *, silently: bool = False) -> None:
         if not self.alive:
             return
-        self.alive = False
+        self.alive, self.exit_code = False, code
         self.cluster.note(self.name, "exits", code, self.phase)
         if not silently:
             self.leave_group(died=True)
