@@ -36,8 +36,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings = settings_from(arguments)
         run_dir = settings.run_dir
-        # torch looks up the name of every address it connects to: in this process, not in workers, with less patience.
-        os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
         exit_code = run_agent(settings)
     except ConfigurationError as error:
         print(f"elasticrun: {error}", file=sys.stderr)

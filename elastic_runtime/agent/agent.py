@@ -51,6 +51,7 @@ from elastic_runtime.rendezvous.coordination import Coordination
 from elastic_runtime.rendezvous.find import Found, read_coordinates
 from elastic_runtime.rendezvous.link import Link
 from elastic_runtime.rendezvous.meeting import Meeting
+from elastic_runtime.stores.resolver import without_dns
 
 REASONS_KEPT = 16  # generations
 STORES_KEPT = 2  # of groups of processes this node serves: the one that ends and the one that starts
@@ -268,14 +269,10 @@ class Agent:
         self._note("worker_started", "", slot=start.slot, spawn=start.spawn, pid=process.pid)
 
     def _open_store(self) -> int:
-        """A store for one group of processes to come. Not on the loop: torch resolves names on the way."""
-        store = TCPStore(
-            self._address,
-            0,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=self._settings.find_timeout_s),
-        )
+        """A store for one group of processes to come. Not on the loop: torch may take its time."""
+        limit = timedelta(seconds=self._settings.find_timeout_s)
+        with without_dns():
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
         self._stores = [*self._stores, store][-(STORES_KEPT + 1) :]
         port: int = store.port
         return port

@@ -53,7 +53,7 @@ class Coordinator:
     used_ports: dict[str, int] = field(default_factory=dict)
     broken_since: float | None = None
     below_min_since: float | None = None
-    trained: tuple[WorkerId, ...] = ()  # the last world that some worker adopted
+    trained: Generation = field(default_factory=Generation)  # the last one that some worker adopted
     numbered: int = 0  # the highest number ever written: a write that failed may have been applied all the same
     writing: Generation | None = None
     retry_at: float | None = None
@@ -129,7 +129,7 @@ class Coordinator:
         if self.generation.kind is not Kind.LIVE:
             return False
         world = set(self.generation.world)
-        ours = {w.constants for n in self.nodes.values() for w in n.workers if n.worker_id(w) in world}
+        ours = {w.constants for n in self.nodes.values() for w in n.workers if n.worker_id(w) in world and w.constants}
         theirs = {w.constants for w in record.workers if w.phase is WorkerPhase.READY}
         return bool(ours) and not theirs <= ours
 
@@ -155,8 +155,20 @@ class Coordinator:
         for node in silent:
             reason = f"was silent for {self.silent_after_s:g} s"
             self._forget(node, reason)
+            self._note_silent_peer(node, reason)
             effects += [Evict(node, reason), Note("evicted", f"{node} {reason}")]
         return effects
+
+    def _note_silent_peer(self, node: str, reason: str) -> None:
+        """Until a planned world is adopted the one before it trains on, and a silent death breaks nothing there: its
+        workers would wait for ever, and the planned world for them."""
+        train_on = self.generation.planned and any(
+            record.worker_id(w) in self.trained.world and w.adopted == self.trained.number
+            for record in self.nodes.values()
+            for w in record.workers
+        )
+        if train_on and any(worker.node == node for worker in self.trained.world):
+            self.gone[node] = f"node {node} {reason}"
 
     def _view(self) -> View:
         return View(
@@ -166,7 +178,7 @@ class Coordinator:
             nodes=self.nodes,
             gone=self.gone,
             seniority=self.seniority,
-            trained=self.trained,
+            trained=self.trained.world,
             used_ports=self.used_ports,
             broken_since=self.broken_since,
             below_min_since=self.below_min_since,
@@ -206,7 +218,7 @@ class Coordinator:
     def _settled(self, generation: Generation, now: float) -> list[Effect]:
         self.writing = None
         if any(self._adopted(worker) for worker in self.generation.world):
-            self.trained = self.generation.world
+            self.trained = self.generation
         self.generation, self.settled_at, self.last_reason = generation, now, ""
         self.broken_since = None
         self.gone = {}
@@ -223,6 +235,9 @@ class Coordinator:
         for worker in generation.world:
             if worker.node not in self.nodes:
                 self.gone[worker.node] = f"node {worker.node} died"
+        for node in dict.fromkeys(worker.node for worker in self.trained.world):
+            if node not in self.nodes:
+                self._note_silent_peer(node, "died")
         return [Note("settled", generation.reason), Announce(generation, tuple(self.nodes))]
 
     def _adopted(self, worker: WorkerId) -> bool:

@@ -111,11 +111,11 @@ def _all_done(view: View) -> Close | None:
     world = view.generation.world
     if view.generation.kind is Kind.START:
         members = [view.nodes.get(name) for name in dict.fromkeys(w.node for w in world)]
-        done = bool(members) and all(n is not None and _finished(n) == n.slots for n in members)
+        done = bool(members) and all(n is not None and _in_group(view, n, WorkerPhase.FINISHED) for n in members)
     else:
         # Whoever has not trained yet waits for a world that will never form: it does not hold up the end.
-        awaited = [w.phase for n, w in _present(view) if w.phase is WorkerPhase.FINISHED or _has_trained(view, n, w)]
-        done = bool(awaited) and all(phase is WorkerPhase.FINISHED for phase in awaited)
+        awaited = [w for n, w in _present(view) if w.phase is not WorkerPhase.FINISHED and _has_trained(view, n, w)]
+        done = _is_finishing(view) and not awaited
     return Close(exit_code=0, reason="every worker finished") if done else None
 
 
@@ -135,7 +135,7 @@ def _below_min(view: View, now: float) -> Decision | None:
     if view.below_min_since is not None and now >= view.below_min_since + policy.join_timeout_s:
         return Close(exit_code=1, reason=f"{why}, and no other came within {policy.join_timeout_s:g} s")
     live = view.generation.kind is Kind.LIVE
-    if live and view.generation.world and not any(w.phase is WorkerPhase.FINISHED for _, w in _present(view)):
+    if live and _is_occupied(view) and not _is_finishing(view):
         planned = not view.gone and not _broken(view)
         if planned and not _adopted(view):
             return Hold(reason=f"generation {view.generation.number} is not adopted yet")
@@ -171,7 +171,7 @@ def _while_starting(view: View, now: float) -> Decision:
         return _start(view, nodes, planned=False, reason=f"restart: {_why_gone(view, lost[0])}")
     if failed:
         return _start(view, nodes, planned=False, reason=f"restart: a worker failed on {failed[0]}")
-    if staying and len(staying) == len(members) and all(_ready(n) == n.slots for n in staying):
+    if staying and len(staying) == len(members) and all(_in_group(view, n, WorkerPhase.READY) for n in staying):
         if len({w.constants for n in staying for w in n.workers}) > 1:
             return Close(exit_code=2, reason="the workers' Sessions disagree: all must have the same arguments")
         world = _ranked(view, staying)
@@ -196,7 +196,7 @@ def _while_live(view: View, now: float) -> Decision:
     wanted, wait_until = _wanted_world(view, now)
     if view.gone or _broken(view):
         return _unplanned(view, wanted, now)
-    if any(w.phase is WorkerPhase.FINISHED for _, w in _present(view)):
+    if _is_finishing(view):
         return Hold(reason="the job is finishing")
     if wanted == view.generation.world:
         return Hold(reason="nothing to change", until=wait_until)
@@ -212,7 +212,7 @@ def _unplanned(view: View, wanted: tuple[WorkerId, ...], now: float) -> Decision
         if now < deadline:
             return Hold(reason="a collective failed; waiting to learn who died", until=deadline)
     if not wanted:
-        if not view.generation.world:
+        if not _is_occupied(view):
             return Hold(reason="waiting for a worker that is ready")
         return Settle(kind=Kind.LIVE, world=(), planned=False, reason="no worker of the world is left")
     reason = "; ".join(view.gone.values()) or "a collective failed and nobody is known to have died"
@@ -233,8 +233,9 @@ def _wanted_world(view: View, now: float) -> tuple[tuple[WorkerId, ...], float |
             look_again.append(admit_at)
             ready = [w for w in ready if w in current]
         chosen += ready
-    ordered = rank_order(chosen, view.seniority)
-    return ordered[: _max_workers(view)], min(look_again, default=None)
+    # What the batch does not feed stands by; never a member for the sake of a newcomer, who may have no state to give.
+    kept = sorted(rank_order(chosen, view.seniority), key=lambda w: w not in current)[: _max_workers(view)]
+    return rank_order(kept, view.seniority), min(look_again, default=None)
 
 
 def _ranked(view: View, nodes: list[NodeRecord]) -> tuple[WorkerId, ...]:
@@ -267,6 +268,16 @@ def _adopted(view: View) -> bool:
     return all(w.adopted >= view.generation.number for _, w in _present(view))
 
 
+def _is_occupied(view: View) -> bool:
+    """Whether workers may be in a world: the settled one, or the one before it if that broke before it was left."""
+    return bool(view.generation.world) or (view.generation.planned and bool(view.gone))
+
+
+def _is_finishing(view: View) -> bool:
+    """Whether somebody is through with its Session: then the last step is committed, in this world or one before."""
+    return any(w.phase is WorkerPhase.FINISHED for n in view.nodes.values() for w in n.workers)
+
+
 def _has_trained(view: View, node: NodeRecord, worker: WorkerRecord) -> bool:
     return worker.adopted >= view.generation.number or node.worker_id(worker) in view.trained
 
@@ -279,8 +290,10 @@ def _ready(node: NodeRecord) -> int:
     return sum(w.phase is WorkerPhase.READY for w in node.workers)
 
 
-def _finished(node: NodeRecord) -> int:
-    return sum(w.phase is WorkerPhase.FINISHED for w in node.workers)
+def _in_group(view: View, node: NodeRecord, phase: WorkerPhase) -> bool:
+    """Whether this phase was reached by all workers of the node, and not by those that are being ended for a restart."""
+    here = sum(w.phase is phase for w in node.workers)
+    return node.group == view.generation.number and here == node.slots
 
 
 def _why_gone(view: View, node: str) -> str:

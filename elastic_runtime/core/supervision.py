@@ -48,6 +48,7 @@ class Supervisor:
     workers: dict[int, Worker] = field(default_factory=dict)  # slot -> the living process in it
     done: dict[int, int] = field(default_factory=dict)  # slot -> spawn that finished and exited with 0
     spawns: int = 0
+    group: int = 0  # start generation that the workers belong to
     failed_group: int = 0
     given_up: str = ""
     exit_code: int = 0
@@ -78,6 +79,7 @@ class Supervisor:
             meeting_port=self.meeting_port,
             workers=worker_records(self.workers, self.done),
             draining=self.mode in (Mode.DRAINING, Mode.STOPPING) and not self.given_up,
+            group=self.group,
             failed_group=self.failed_group,
             given_up=self.given_up,
         )
@@ -136,6 +138,9 @@ class Supervisor:
         return self._stop(Signals.SIGTERM, now)
 
     def _start_all(self) -> list[Effect]:
+        assert self.announced is not None
+        if self.announced.kind is Kind.START:
+            self.group = self.announced.generation
         self.kill_at, self.killed = None, False
         return [e for slot in range(self.limits.slots) for e in self._start(slot)]
 

@@ -49,6 +49,7 @@ class NodeRecord:
     meeting_port: int = 0  # where the workers of a live generation would meet
     workers: tuple[WorkerRecord, ...] = ()
     draining: bool = False
+    group: int = 0  # start generation that its workers were started in; they stay of it while they are being ended
     failed_group: int = 0  # start generation whose group failed here and wants a restart (scripts without Session)
     given_up: str = ""  # why this node leaves the job although nobody asked it to
 

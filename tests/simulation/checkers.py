@@ -38,6 +38,7 @@ class Checkers:
         self._heard_at: dict[str, float] = {}
         self._replaced: dict[str, int] = {}
         self._failed_groups: dict[str, int] = {}
+        self._paid: dict[tuple[str, int], bool] = {}  # a failed group was counted: its next start is not counted again
         self.ended_with: tuple[int, str] | None = None
         self.commits = 0
 
@@ -81,9 +82,11 @@ class Checkers:
                     raise Violation("unadopted", f"a planned change, but {worker} has not adopted {old.number}")
 
     def _has_cause(self, old: Generation) -> bool:
+        before = max((n for n in self._stored if n < old.number), default=0)
+        concerned = old.world + (self._stored[before].world if before and old.planned else ())
         return any(
             w.broken == old.number for record in self._records.values() for w in record.workers
-        ) or any(worker in self._lost for worker in old.world)
+        ) or any(worker in self._lost for worker in concerned)
 
     def reported(self, event: co.Event) -> None:
         """What the coordinator knows: evidence of deaths, and who was heard."""
@@ -164,7 +167,8 @@ class Checkers:
         self.commits += 1
         if session.state != self._chain[session.step]:
             raise Violation("undisturbed run", f"{process.name} has another state after step {session.step}")
-        for other in self._holders():
+        holders = self._holders()
+        for other in holders if process in holders else ():
             if other.session.step > session.step:
                 raise Violation("lost commit", f"step {session.step} again; {other.name} has {other.session.step}")
 
@@ -190,11 +194,9 @@ class Checkers:
                 raise Violation("one a slot", f"{process.name} is started beside {other.name}")
         if start.spawn != 1 + max((p.spawn for p in self._cluster.processes if p.agent is agent), default=0):
             raise Violation("one a slot", f"{process.name}: numbers of processes never come back")
-        if start.announced.kind is Kind.LIVE and any(p.agent is agent and p.slot == start.slot for p in self._started()):
+        again = any(p.agent is agent and p.slot == start.slot for p in self._cluster.processes)
+        if start.announced.kind is Kind.LIVE and again and not self._paid.pop((agent.name, start.slot), False):
             self._spend(agent)
-
-    def _started(self) -> list[Process]:
-        return [p for p in self._cluster.processes if p.session is not None]
 
     def _spend(self, agent: Agent) -> None:
         self._replaced[agent.name] = self._replaced.get(agent.name, 0) + 1
@@ -206,6 +208,9 @@ class Checkers:
         if machine.failed_group != self._failed_groups.get(agent.name, 0):
             self._failed_groups[agent.name] = machine.failed_group
             self._spend(agent)
+            self._paid = {**self._paid, **{(agent.name, slot): True for slot in range(machine.limits.slots)}}
+        elif machine.announced is not None and machine.announced.kind is Kind.START and agent.processes:
+            self._paid = {key: paid for key, paid in self._paid.items() if key[0] != agent.name}
         if machine.given_up and self._replaced.get(agent.name, 0) < self._cluster.setup.max_restarts:
             raise Violation("budget", f"{agent.name} gives up although restarts are left")
 

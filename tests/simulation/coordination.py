@@ -72,8 +72,9 @@ class Coordination:
 
     def close(self) -> None:
         self._closed = True
-        for link in list(self.links.values()):
-            link.cut()
+        for agent in self._cluster.agents.values():  # whoever is just connecting is refused
+            if agent.link is not None and not agent.link.cut_by_server:
+                agent.link.cut()
         self.links = {}
 
     # -- links --------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from collections import Counter
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -41,6 +42,8 @@ def run_seed(seed: int) -> Outcome:
         cluster.checkers.at_end()
     except Violation as found:
         violation = found
+    except Exception as error:  # what the real core raised is as bad
+        violation = Violation("exception", f"{error!r} at {traceback.extract_tb(error.__traceback__)[-1]}")
     return Outcome(seed, violation, cluster, plan.done)
 
 

@@ -69,7 +69,7 @@ class ElasticScript:
         self.adopted: dict[int, None] = {}
         self._place = (IN_STEPS, 0)
         self._lined_up = True
-        self._turn: tuple[int, int] | None = None
+        self._partners = (0, 1)  # this worker's place among those whose next collective is the same, and their number
 
     def main(self) -> Script:
         process, job = self.process, self.job
@@ -130,7 +130,6 @@ class ElasticScript:
         yield from self._take_newest_state(world)
         self.world = world
         self._adopt(world.generation)
-        yield from self._line_up(entering=True)
         return True
 
     def _adopt(self, generation: int) -> None:
@@ -155,7 +154,7 @@ class ElasticScript:
         elif not self.has_state:
             self.evaluates_alone = True
         self.has_state = True
-        self._lined_up, self._turn = False, None
+        self._lined_up = False
 
     # -- together -----------------------------------------------------------------------------------------------------
 
@@ -170,29 +169,29 @@ class ElasticScript:
         mine = Standing(int(self.has_state), self.committed_in, self.step, place, slots)
         return (yield from self._together(world_size, "gather", mine))
 
-    def _line_up(self, *, entering: bool = False) -> Waits:
-        turn, self._turn = self._turn, None
-        if turn == self._place:
-            return
+    def _line_up(self) -> Waits:
+        world = self.world
+        assert world is not None
+        self._partners = (world.rank, world.world_size)
         while not self._lined_up:
-            assert self.world is not None
             self.process.at("lining up")
-            standings = yield from self._gather(self.world.world_size)
+            standings = yield from self._gather(world.world_size)
             first = served_first(standings)
-            if all(s.place == first.place for s in standings):
+            together = [rank for rank, s in enumerate(standings) if s.place == first.place]
+            if len(together) == len(standings):
                 self._lined_up = True
             elif first.place == self._place[0]:
-                self._turn = self._place if entering else None
+                self._partners = (together.index(world.rank), len(together))
                 return
-            elif first.slots:
-                yield from self._together(self.world.world_size, ("sum", first.slots), None)
+            else:
+                yield from self._together(world.world_size, ("sum", first.slots), None)
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def _one_step(self) -> Waits:
         number = self.step
         yield from self._adopt_agreed()
-        committed = False
+        committed = self.step > number  # it stood by meanwhile, and has the state of others now
         while not committed:
             try:
                 yield from self._line_up()
@@ -253,7 +252,8 @@ class ElasticScript:
         yield ("sleep", self.job.micro_batch_s * 0.5)
         self._place = (place, chunks)
         yield from self._line_up()
-        share = [(self.step, place, chunk) for chunk in split(chunks, world.world_size, world.rank)]
+        place_among, partners = self._partners
+        share = [(self.step, place, chunk) for chunk in split(chunks, partners, place_among)]
         parts = yield from self._together(world.world_size, ("sum", chunks), share)
         self._place = (IN_STEPS, 0)
         self.process.cluster.checkers.evaluated(self.process, world, (self.step, place), chunks, parts)
