@@ -33,14 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     arguments = parse(argv)
     run_dir: Path | None = None
+    refused = False
     try:
         settings = settings_from(arguments)
         run_dir = settings.run_dir
         exit_code = run_agent(settings)
     except ConfigurationError as error:
         print(f"elasticrun: {error}", file=sys.stderr)
-        exit_code = 2
-    if run_dir is not None and (exit_code == 2 or (exit_code == 0 and arguments.log_dir is None)):
+        exit_code, refused = 2, True
+    if run_dir is not None and (refused or (exit_code == 0 and arguments.log_dir is None)):
         shutil.rmtree(run_dir if arguments.log_dir else run_dir.parent, ignore_errors=True)
     return exit_code
 

@@ -226,6 +226,8 @@ class Agent:
             return
         for effect in self._machine.step(event, time.monotonic()):
             self._carry_out(effect)
+        if self._machine.mode is Mode.SERVING and self._coordination is not None and not self._coordination.others:
+            self._step(OthersLeft())
 
     def _carry_out(self, effect: object) -> None:
         match effect:

@@ -178,7 +178,7 @@ class Coordinator:
             nodes=self.nodes,
             gone=self.gone,
             seniority=self.seniority,
-            trained=self.trained.world,
+            trained=self.trained,
             used_ports=self.used_ports,
             broken_since=self.broken_since,
             below_min_since=self.below_min_since,

@@ -56,7 +56,7 @@ class View:
     nodes: Mapping[str, NodeRecord]  # alive, in the order in which they joined
     gone: Mapping[str, str]  # members of the settled world that are no more, and why
     seniority: Mapping[WorkerId, int]
-    trained: tuple[WorkerId, ...]  # the last world before the settled one that some worker adopted
+    trained: Generation  # the last one before the settled one that some worker adopted
     used_ports: Mapping[str, int]  # node -> port of the store that its last group of processes used
     broken_since: float | None = None
     below_min_since: float | None = None
@@ -129,13 +129,13 @@ def _nobody_left(view: View) -> Close | None:
 def _below_min(view: View, now: float) -> Decision | None:
     """Too few nodes: take the world apart in an orderly way and wait; end the job only after the join timeout."""
     policy, count = view.policy, len(eligible_nodes(view))
-    if count >= policy.min_nodes:
+    if count >= policy.min_nodes or _is_finishing(view):
         return None
     why = f"{count} of at least {policy.min_nodes} nodes are here"
     if view.below_min_since is not None and now >= view.below_min_since + policy.join_timeout_s:
         return Close(exit_code=1, reason=f"{why}, and no other came within {policy.join_timeout_s:g} s")
     live = view.generation.kind is Kind.LIVE
-    if live and _is_occupied(view) and not _is_finishing(view):
+    if live and _is_occupied(view):
         planned = not view.gone and not _broken(view)
         if planned and not _adopted(view):
             return Hold(reason=f"generation {view.generation.number} is not adopted yet")
@@ -194,7 +194,7 @@ def _while_starting(view: View, now: float) -> Decision:
 
 def _while_live(view: View, now: float) -> Decision:
     wanted, wait_until = _wanted_world(view, now)
-    if view.gone or _broken(view):
+    if view.gone or _broken(view) or _waits_for_the_finished(view):
         return _unplanned(view, wanted, now)
     if _is_finishing(view):
         return Hold(reason="the job is finishing")
@@ -215,7 +215,8 @@ def _unplanned(view: View, wanted: tuple[WorkerId, ...], now: float) -> Decision
         if not _is_occupied(view):
             return Hold(reason="waiting for a worker that is ready")
         return Settle(kind=Kind.LIVE, world=(), planned=False, reason="no worker of the world is left")
-    reason = "; ".join(view.gone.values()) or "a collective failed and nobody is known to have died"
+    unknown = "a collective failed and nobody is known to have died" if _broken(view) else "others finished before it"
+    reason = "; ".join(view.gone.values()) or unknown
     return Settle(kind=Kind.LIVE, world=wanted, planned=False, reason=reason)
 
 
@@ -233,9 +234,24 @@ def _wanted_world(view: View, now: float) -> tuple[tuple[WorkerId, ...], float |
             look_again.append(admit_at)
             ready = [w for w in ready if w in current]
         chosen += ready
+    chosen += _handing_over(view, chosen)
     # What the batch does not feed stands by; never a member for the sake of a newcomer, who may have no state to give.
     kept = sorted(rank_order(chosen, view.seniority), key=lambda w: w not in current)[: _max_workers(view)]
     return rank_order(kept, view.seniority), min(look_again, default=None)
+
+
+def _handing_over(view: View, chosen: list[WorkerId]) -> list[WorkerId]:
+    """Workers asked to leave that hold the state while nobody who stays does: they stay until a successor has it."""
+    holders = {n.worker_id(w): n for n in view.nodes.values() for w in n.workers if _has_trained(view, n, w)}
+    if not any(n.workers for n in eligible_nodes(view)) or any(w in holders for w in chosen):
+        return []
+    return [
+        n.worker_id(w)
+        for n in view.nodes.values()
+        if n.draining
+        for w in n.workers
+        if n.worker_id(w) in holders and w.phase is WorkerPhase.READY and not w.draining
+    ]
 
 
 def _ranked(view: View, nodes: list[NodeRecord]) -> tuple[WorkerId, ...]:
@@ -279,7 +295,22 @@ def _is_finishing(view: View) -> bool:
 
 
 def _has_trained(view: View, node: NodeRecord, worker: WorkerRecord) -> bool:
-    return worker.adopted >= view.generation.number or node.worker_id(worker) in view.trained
+    me = node.worker_id(worker)
+    return me in view.trained.world or (me in view.generation.world and worker.adopted >= view.generation.number)
+
+
+def _waits_for_the_finished(view: View) -> bool:
+    """Whether a worker has left the world before for the settled one, in which others were through before they heard of
+    it: those will never meet it there."""
+    number, members = view.generation.number, _present(view)
+    if not any(w.phase is WorkerPhase.FINISHED and w.adopted < number for _, w in members):
+        return False
+    return any(
+        w.phase is WorkerPhase.READY
+        and _has_trained(view, n, w)
+        and (not view.generation.planned or w.broken >= view.trained.number)
+        for n, w in members
+    )
 
 
 def _broken(view: View) -> bool:

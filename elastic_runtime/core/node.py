@@ -42,9 +42,9 @@ class Worker:
     failure: Failed | None = None
 
 
-def worker_records(workers: Mapping[int, Worker], done: Mapping[int, int]) -> tuple[WorkerRecord, ...]:
-    """Living workers by slot, then those that finished and exited (slot -> spawn)."""
-    living = [
+def worker_records(workers: Mapping[int, Worker], done: Mapping[int, Worker]) -> tuple[WorkerRecord, ...]:
+    """By slot: the living workers, then those that finished and exited."""
+    return tuple(
         WorkerRecord(
             slot=slot,
             spawn=worker.spawn,
@@ -55,12 +55,8 @@ def worker_records(workers: Mapping[int, Worker], done: Mapping[int, int]) -> tu
             constants=worker.constants,
             draining=worker.left,
         )
-        for slot, worker in sorted(workers.items())
-    ]
-    finished = [
-        WorkerRecord(slot=slot, spawn=spawn, phase=WorkerPhase.FINISHED) for slot, spawn in sorted(done.items())
-    ]
-    return (*living, *finished)
+        for slot, worker in (*sorted(workers.items()), *sorted(done.items()))
+    )
 
 
 def world_for(settled: Announced, slot: int, spawn: int, *, slots: int, drained: bool, noticed_at: float) -> World:

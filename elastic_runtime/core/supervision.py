@@ -46,7 +46,7 @@ class Supervisor:
     meeting_port: int = 0
     announced: Announced | None = None
     workers: dict[int, Worker] = field(default_factory=dict)  # slot -> the living process in it
-    done: dict[int, int] = field(default_factory=dict)  # slot -> spawn that finished and exited with 0
+    done: dict[int, Worker] = field(default_factory=dict)  # slot -> the process that finished and exited
     spawns: int = 0
     group: int = 0  # start generation that the workers belong to
     failed_group: int = 0
@@ -124,9 +124,11 @@ class Supervisor:
             return effects
         if announced.kind is Kind.START:
             return effects + (self._restart_group(now) if announced.members else [])
-        if self.mode is Mode.WAITING or (self.mode is Mode.WORKING and not self.workers and not self.done):
+        if self.mode in (Mode.WAITING, Mode.WORKING):
             self.mode = Mode.WORKING
-            return effects + self._start_all()
+            # A slot is empty at a node that joins, and where a worker failed and the restart it asked for never came.
+            empty = [slot for slot in range(self.limits.slots) if slot not in self.workers and slot not in self.done]
+            effects += [e for slot in empty for e in self._start(slot)]
         return effects + [e for slot in self.workers for e in self._tell(slot, noticed_at)]
 
     def _restart_group(self, now: float) -> list[Effect]:
@@ -200,16 +202,17 @@ class Supervisor:
             self.mode = Mode.WORKING
             return self._start_all()
         elastic = self.announced is not None and self.announced.kind is Kind.LIVE
-        if exit_code == 0 and (worker.phase is WorkerPhase.FINISHED or not elastic):
-            self.done[slot] = worker.spawn
-            return []
+        if exit_code == 0 and not elastic:
+            worker.phase = WorkerPhase.FINISHED
         if worker.phase is WorkerPhase.FINISHED:
-            self.done[slot] = worker.spawn
-            return [Say(f"worker {slot} {describe_exit(exit_code)} after its Session had finished")]
+            self.done[slot] = worker
+            return [] if exit_code == 0 else [Say(f"worker {slot} {describe_exit(exit_code)} after its Session had finished")]
         return self._failed(slot, worker, exit_code, elastic, now)
 
     def _failed(self, slot: int, worker: Worker, exit_code: int, elastic: bool, now: float) -> list[Effect]:
         what = f"worker {slot} {describe_exit(exit_code)}"
+        if not elastic and self.failed_group == self.group:
+            return []  # the group's failure is counted once: whoever was in it fails after it
         if worker.failure is not None:
             what += f": {worker.failure.error}"
             if elastic and self.restarts.is_the_same_again(worker.failure.error, worker.failure.step):
@@ -221,8 +224,7 @@ class Supervisor:
             return [say, *self._stop(Signals.SIGTERM, now), *self._leave_if_empty()]
         if elastic:
             return [Say(f"{what}; a new one takes its place"), *self._start(slot)]
-        assert self.announced is not None
-        self.failed_group = self.announced.generation
+        self.failed_group = self.group
         return [Say(f"{what}; the group restarts ({self.restarts.spent} of {self.restarts.budget(elastic=False)})")]
 
     # -- leaving ----------------------------------------------------------------------------------------------------

@@ -58,16 +58,16 @@ def _sharded(
     session: Session, chunks: int, place: int, compute: Callable[[int], None], done: dict[int, torch.Tensor]
 ) -> float | torch.Tensor:
     worker = session.worker
-    world = worker.world
-    share = split(chunks, world.world_size, world.rank)
-    for chunk in share or [0]:  # a worker without a share still has to know how many numbers fn returns
-        if chunk not in done:
-            compute(chunk)
+    if not done:  # one is needed to know how many numbers fn returns: most likely one of this worker's own
+        compute(min(chunks - 1, split(chunks, worker.world.world_size, worker.world.rank).start))
     width = next(iter(done.values())).numel()
     slots = torch.zeros(chunks, width, dtype=torch.int64)
-    for chunk in share:
-        slots[chunk] = done[chunk].reshape(width).view(torch.int64)
     with worker.at(place, slots.numel()):
+        # After a change some peers may have this evaluation behind them, or never enter it: they compute nothing here.
+        for chunk in worker.share_here(chunks):
+            if chunk not in done:
+                compute(chunk)
+            slots[chunk] = done[chunk].reshape(width).view(torch.int64)
         worker.all_reduce(slots)
     shape = next(iter(done.values())).shape
     return _in_order([value.reshape(shape) for value in slots.view(torch.float64)])

@@ -23,6 +23,7 @@ from elastic_runtime.session.meeting_store import MeetingStore
 
 CREATION_LIMIT_S = 3.0
 COLLECTIVE_LIMIT = timedelta(minutes=30)
+DESTRUCTION_LIMIT_S = 1.0  # takes milliseconds; a process must not end in the middle of it
 
 
 class Group:
@@ -88,7 +89,13 @@ class Group:
             self._sockets = []
             store, self._store = self._store, None
         if dist.is_initialized():
+            group = [dist.group.WORLD]
             dist.destroy_process_group()
+            # The destructor waits for gloo's threads, and one whose write failed under it may never return: gloo then
+            # waits for a send that it has forgotten. So nobody who has anything else to do lets go of it last.
+            last = threading.Thread(target=group.clear, name="elastic-leave", daemon=True)
+            last.start()
+            last.join(DESTRUCTION_LIMIT_S)
         if store is not None:
             store.close()
 

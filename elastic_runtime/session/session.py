@@ -208,8 +208,8 @@ class Session:
 
     def _close(self) -> None:
         global _open_session
-        self.worker.close()
         self.reduction.close()
+        self.worker.close()
         self.update.close()
         _open_session = None
 

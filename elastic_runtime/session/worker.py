@@ -78,6 +78,7 @@ class Worker:
         self._has_state = False
         self._lined_up = True
         self._turn: tuple[int, int] | None = None  # the place whose collective is next for everybody
+        self._together: list[int] = [0]  # the ranks that stood where the next collective is, when that was last compared
 
     @property
     def world(self) -> World:
@@ -229,6 +230,7 @@ class Worker:
         while not self._lined_up:
             standings = self._gather(self.world)
             first = served_first(standings)
+            self._together = [rank for rank, s in enumerate(standings) if s.place == first.place]
             if all(s.place == first.place for s in standings):
                 self._lined_up = True
             elif first.place == self._place[0]:
@@ -236,6 +238,10 @@ class Worker:
                 return
             elif first.slots:
                 self.all_reduce(torch.zeros(first.slots, dtype=torch.int64))
+
+    def share_here(self, pieces: int) -> range:
+        """This worker's part of work that is done by those who stand at the same place as it does, inside `at`."""
+        return split(pieces, len(self._together), self._together.index(self.world.rank))
 
     def _gather(self, world: World) -> list[Standing]:
         place, slots = self._place

@@ -83,6 +83,7 @@ class Agent(Being):
     def heard_of(self, process: Process, event: sv.Said | sv.Exited) -> None:
         if isinstance(event, sv.Exited):
             del self.processes[process.key]
+            self.cluster.checkers.exited(self, process)
         self.step(event)
 
     def interrupt(self, signal: Signals) -> None:

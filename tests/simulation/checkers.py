@@ -36,9 +36,7 @@ class Checkers:
         self._records: dict[str, NodeRecord] = {}
         self._lost: dict[WorkerId, str] = {}
         self._heard_at: dict[str, float] = {}
-        self._replaced: dict[str, int] = {}
-        self._failed_groups: dict[str, int] = {}
-        self._paid: dict[tuple[str, int], bool] = {}  # a failed group was counted: its next start is not counted again
+        self._failures: dict[str, dict[int, None]] = {}
         self.ended_with: tuple[int, str] | None = None
         self.commits = 0
 
@@ -71,8 +69,17 @@ class Checkers:
         for worker in new.world:
             if worker in self._lost:
                 raise Violation("dead member", f"{worker} is in generation {new.number}, but it {self._lost[worker]}")
-            if worker.node in leaving and not all(w.node in leaving for w in new.world if w in old.world):
+            staying = [self._trained_in(w) for w in new.world if w.node not in leaving]
+            if worker.node in leaving and max(staying, default=0) >= max(1, self._trained_in(worker)):
                 raise Violation("drained member", f"{worker} is in generation {new.number}, but its node is leaving")
+
+    def _trained_in(self, worker: WorkerId) -> int:
+        """The generation whose state this worker reported to have; 0: none, or it stands by since."""
+        for record in self._records.values():
+            for w in record.workers:
+                if record.worker_id(w) == worker and w.adopted and worker in self._stored[w.adopted].world:
+                    return w.adopted
+        return 0
 
     def _old_is_adopted(self, old: Generation) -> None:
         for process in self._cluster.processes:
@@ -82,8 +89,8 @@ class Checkers:
                     raise Violation("unadopted", f"a planned change, but {worker} has not adopted {old.number}")
 
     def _has_cause(self, old: Generation) -> bool:
-        before = max((n for n in self._stored if n < old.number), default=0)
-        concerned = old.world + (self._stored[before].world if before and old.planned else ())
+        before = [g.world for g in self._stored.values() if g.number < old.number and g.world]
+        concerned = old.world + (before[-1] if before and old.planned else ())
         return any(
             w.broken == old.number for record in self._records.values() for w in record.workers
         ) or any(worker in self._lost for worker in concerned)
@@ -194,25 +201,20 @@ class Checkers:
                 raise Violation("one a slot", f"{process.name} is started beside {other.name}")
         if start.spawn != 1 + max((p.spawn for p in self._cluster.processes if p.agent is agent), default=0):
             raise Violation("one a slot", f"{process.name}: numbers of processes never come back")
-        again = any(p.agent is agent and p.slot == start.slot for p in self._cluster.processes)
-        if start.announced.kind is Kind.LIVE and again and not self._paid.pop((agent.name, start.slot), False):
-            self._spend(agent)
 
-    def _spend(self, agent: Agent) -> None:
-        self._replaced[agent.name] = self._replaced.get(agent.name, 0) + 1
-        if self._replaced[agent.name] > self._cluster.setup.max_restarts:
-            raise Violation("budget", f"{agent.name} replaces more than {self._cluster.setup.max_restarts} workers")
+    def exited(self, agent: Agent, process: Process) -> None:
+        """Before its agent hears of it. A group of processes fails once, whichever of its members end."""
+        machine, code = agent.machine, process.exit_code
+        live = machine.announced is not None and machine.announced.kind is Kind.LIVE
+        finished = process.session.finished if process.session else code == 0
+        if machine.mode is Mode.WORKING and not finished and not (code == 0 and not live):
+            cause = process.spawn if live else -machine.group
+            self._failures.setdefault(agent.name, {})[cause] = None
 
     def supervised(self, agent: Agent) -> None:
-        machine = agent.machine
-        if machine.failed_group != self._failed_groups.get(agent.name, 0):
-            self._failed_groups[agent.name] = machine.failed_group
-            self._spend(agent)
-            self._paid = {**self._paid, **{(agent.name, slot): True for slot in range(machine.limits.slots)}}
-        elif machine.announced is not None and machine.announced.kind is Kind.START and agent.processes:
-            self._paid = {key: paid for key, paid in self._paid.items() if key[0] != agent.name}
-        if machine.given_up and self._replaced.get(agent.name, 0) < self._cluster.setup.max_restarts:
-            raise Violation("budget", f"{agent.name} gives up although restarts are left")
+        failures, budget = len(self._failures.get(agent.name, ())), self._cluster.setup.max_restarts
+        if (failures > budget) != bool(agent.machine.given_up):
+            raise Violation("budget", f"{agent.name}: {failures} failures, {budget} restarts, {agent.machine.given_up!r}")
 
     def killed(self, agent: Agent, process: Process, signal: int) -> None:
         live = agent.machine.announced is not None and agent.machine.announced.kind is Kind.LIVE
@@ -225,10 +227,10 @@ class Checkers:
         self.ended_with = (exit_code, reason)
         cluster = self._cluster
         if exit_code == 0:
-            for p in cluster.living():
-                if p.session and p.session.has_state and not p.session.finished and _id(p) in machine.generation.world:
+            for p in self._holders() if cluster.setup.job.elastic else cluster.living():
+                if p.session and not p.session.finished and _id(p) in machine.generation.world:
                     raise Violation("early end", f"the job ends, but {p.name} has not finished")
-        elif len(cluster.staying()) >= cluster.setup.policy.min_nodes and not any(
+        elif sum(a.name in machine.nodes for a in cluster.staying()) >= cluster.setup.policy.min_nodes and not any(
             a.interrupted for a in cluster.agents.values() if a.machine.limits.serves_store
         ):
             raise Violation("early end", f"the job ends with {exit_code} ({reason}) although enough nodes are here")
@@ -241,7 +243,7 @@ class Checkers:
                 raise Violation("liveness", f"{agent.name} is still {agent.machine.mode.value}: {workers}")
         for process in cluster.living():
             raise Violation("liveness", f"{process.name} outlives its agent")
-        if self.ended_with is None and not cluster.host.interrupted:
+        if self.ended_with is None and not cluster.host.interrupted and not cluster.host.machine.given_up:
             raise Violation("liveness", "the host left a job that nobody ended")
         for agent in cluster.agents.values():
             self._exit_code_is_right(agent)

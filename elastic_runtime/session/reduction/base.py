@@ -149,9 +149,10 @@ class Reduction:
         """Take over the `state_dict` of a peer."""
 
     def close(self) -> None:
-        """Take the hooks off the parameters again."""
+        """Take the hooks off the parameters again and let go of the group."""
         for hook in self._hooks:
             hook.remove()
+        self._forget_group()
 
     def _take_gradient(self, index: int, parameter: nn.Parameter) -> None:
         """A micro-batch's gradient stands in `parameter.grad`."""

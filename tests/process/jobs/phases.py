@@ -35,16 +35,19 @@ class Doom:
 
     def is_now(self, moment: str) -> bool:
         """Whether what comes next in the list comes now. Then a file is left that says so."""
+        if not self.is_next(moment):
+            return False
+        (self._directory / f"befell-{self._name}-{self._wanted.pop(0).replace('/', '-')}").touch()
+        return True
+
+    def is_next(self, moment: str) -> bool:
         if not self._wanted:
             return False
         wanted, _, when = self._wanted[0].partition("@")
         step, _, workers = when.partition("/")
         if moment != wanted or self._worker.progress.step < int(step or 0):
             return False
-        if workers and self._worker.world.world_size != int(workers):
-            return False
-        (self._directory / f"befell-{self._name}-{self._wanted.pop(0).replace('/', '-')}").touch()
-        return True
+        return not workers or self._worker.world.world_size == int(workers)
 
     def here(self, moment: str) -> None:
         """Die, if this is the moment."""
