@@ -16,8 +16,8 @@ from torch.distributed.run import determine_local_world_size, parse_min_max_nnod
 
 from elastic_runtime.agent.run import run_agent
 from elastic_runtime.agent.settings import AgentSettings
-from elastic_runtime.core.membership import Policy
 from elastic_runtime.core.node import Limits
+from elastic_runtime.core.view import Policy
 from elastic_runtime.errors import ConfigurationError
 from elastic_runtime.rendezvous.find import Endpoint
 from launcher.arguments import parse

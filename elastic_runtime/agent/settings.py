@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic_runtime.core.membership import Policy
 from elastic_runtime.core.node import Limits
+from elastic_runtime.core.view import Policy
 from elastic_runtime.rendezvous.find import Endpoint
 
 

@@ -24,17 +24,8 @@ from elastic_runtime.core.coordinator_events import (
     WriteFailed,
     WriteWon,
 )
-from elastic_runtime.core.membership import (
-    Close,
-    Generation,
-    Hold,
-    Kind,
-    Policy,
-    Settle,
-    View,
-    decide,
-    eligible_nodes,
-)
+from elastic_runtime.core.membership import Close, Hold, Settle, decide
+from elastic_runtime.core.view import Generation, Kind, Policy, View
 from elastic_runtime.core.world import NodeRecord, WorkerId, WorkerPhase
 
 
@@ -188,7 +179,7 @@ class Coordinator:
 
     def _decide(self, now: float) -> list[Effect]:
         view = self._view()
-        below = len(eligible_nodes(view)) < self.policy.min_nodes
+        below = len(view.eligible_nodes()) < self.policy.min_nodes
         self.below_min_since = (self.below_min_since if self.below_min_since is not None else now) if below else None
         if self.retry_at is not None and now < self.retry_at:
             return [WakeAt(self.retry_at)]
@@ -243,9 +234,7 @@ class Coordinator:
     def _adopted(self, worker: WorkerId) -> bool:
         record = self.nodes.get(worker.node)
         number = self.generation.number
-        return record is not None and any(
-            record.worker_id(w) == worker and w.adopted >= number for w in record.workers
-        )
+        return record is not None and any(record.worker_id(w) == worker and w.adopted >= number for w in record.workers)
 
     def _end(self, exit_code: int, reason: str) -> list[Effect]:
         self.ended = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic_runtime.core.membership import Generation
+from elastic_runtime.core.view import Generation
 from elastic_runtime.core.world import NodeRecord
 
 # -- events ---------------------------------------------------------------------------------------------------------

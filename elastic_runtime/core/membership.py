@@ -9,59 +9,10 @@ It does not know how records arrive, what a worker computes, or where time comes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 
-from elastic_runtime.core.world import NodeRecord, WorkerId, WorkerPhase, WorkerRecord, rank_order
-
-
-class Kind(StrEnum):
-    START = "start"  # the group of processes is started anew in this world, as torchrun does
-    LIVE = "live"  # running Sessions move into this world
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """Limits of membership. Seconds everywhere."""
-
-    min_nodes: int
-    max_nodes: int
-    last_call_s: float = 0.5  # how long a start below max_nodes waits for more nodes; a later join is cheap
-    evidence_wait_s: float = 0.3  # how long a broken collective without a known death waits for one
-    admit_wait_s: float = 2.0  # how long ready workers of a node wait for their siblings
-    start_grace_s: float = 5.0  # how long a newcomer waits for a job to show whether it opens Sessions
-    join_timeout_s: float = 600.0  # how long a job waits below min_nodes before it ends
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """A settled world. It never changes and its number never comes back."""
-
-    number: int = 0
-    kind: Kind = Kind.START
-    world: tuple[WorkerId, ...] = ()
-    planned: bool = False
-    reason: str = "nothing is settled yet"
-    store_host: str = ""
-    store_port: int = 0
-    meeting_port: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    policy: Policy
-    generation: Generation
-    settled_at: float
-    nodes: Mapping[str, NodeRecord]  # alive, in the order in which they joined
-    gone: Mapping[str, str]  # members of the settled world that are no more, and why
-    seniority: Mapping[WorkerId, int]
-    trained: Generation  # the last one before the settled one that some worker adopted
-    used_ports: Mapping[str, int]  # node -> port of the store that its last group of processes used
-    broken_since: float | None = None
-    below_min_since: float | None = None
-    joined_at: Mapping[str, float] = field(default_factory=dict)
-    ready_since: Mapping[str, float] = field(default_factory=dict)  # node -> since when some of its workers wait
+from elastic_runtime.core.view import Kind, View
+from elastic_runtime.core.world import NodeRecord, WorkerId, WorkerPhase, rank_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +38,6 @@ class Close:
 Decision = Hold | Settle | Close
 
 
-def eligible_nodes(view: View) -> list[NodeRecord]:
-    """Nodes that may take part: alive, staying, members first, at most max_nodes of them."""
-    members = {worker.node for worker in view.generation.world}
-    staying = [n for n in view.nodes.values() if not n.draining and not n.given_up]
-    staying.sort(key=lambda n: n.node not in members)
-    return staying[: view.policy.max_nodes]
-
-
 def decide(view: View, now: float) -> Decision:
     return _all_done(view) or _nobody_left(view) or _below_min(view, now) or _decide_among(view, now)
 
@@ -111,11 +54,11 @@ def _all_done(view: View) -> Close | None:
     world = view.generation.world
     if view.generation.kind is Kind.START:
         members = [view.nodes.get(name) for name in dict.fromkeys(w.node for w in world)]
-        done = bool(members) and all(n is not None and _in_group(view, n, WorkerPhase.FINISHED) for n in members)
+        done = bool(members) and all(n is not None and view.in_group(n, WorkerPhase.FINISHED) for n in members)
     else:
         # Whoever has not trained yet waits for a world that will never form: it does not hold up the end.
-        awaited = [w for n, w in _present(view) if w.phase is not WorkerPhase.FINISHED and _has_trained(view, n, w)]
-        done = _is_finishing(view) and not awaited
+        awaited = [w for n, w in view.present() if w.phase is not WorkerPhase.FINISHED and view.has_trained(n, w)]
+        done = view.is_finishing() and not awaited
     return Close(exit_code=0, reason="every worker finished") if done else None
 
 
@@ -128,16 +71,16 @@ def _nobody_left(view: View) -> Close | None:
 
 def _below_min(view: View, now: float) -> Decision | None:
     """Too few nodes: take the world apart in an orderly way and wait; end the job only after the join timeout."""
-    policy, count = view.policy, len(eligible_nodes(view))
-    if count >= policy.min_nodes or _is_finishing(view):
+    policy, count = view.policy, len(view.eligible_nodes())
+    if count >= policy.min_nodes or view.is_finishing():
         return None
     why = f"{count} of at least {policy.min_nodes} nodes are here"
     if view.below_min_since is not None and now >= view.below_min_since + policy.join_timeout_s:
         return Close(exit_code=1, reason=f"{why}, and no other came within {policy.join_timeout_s:g} s")
     live = view.generation.kind is Kind.LIVE
-    if live and _is_occupied(view):
-        planned = not view.gone and not _broken(view)
-        if planned and not _adopted(view):
+    if live and view.is_occupied():
+        planned = not view.gone and not view.is_broken()
+        if planned and not view.is_adopted():
             return Hold(reason=f"generation {view.generation.number} is not adopted yet")
         return Settle(kind=Kind.LIVE, world=(), planned=planned, reason=why)
     until = None if view.below_min_since is None else view.below_min_since + policy.join_timeout_s
@@ -148,7 +91,7 @@ def _below_min(view: View, now: float) -> Decision | None:
 
 
 def _first_start(view: View, now: float) -> Decision:
-    nodes = eligible_nodes(view)
+    nodes = view.eligible_nodes()
     full = len(nodes) == view.policy.max_nodes
     deadline = max(view.joined_at[n.node] for n in nodes) + view.policy.last_call_s
     if not full and now < deadline:
@@ -163,7 +106,7 @@ def _start(view: View, nodes: list[NodeRecord], *, planned: bool, reason: str) -
 
 def _while_starting(view: View, now: float) -> Decision:
     members = list(dict.fromkeys(w.node for w in view.generation.world))
-    nodes = eligible_nodes(view)
+    nodes = view.eligible_nodes()
     staying = [n for n in nodes if n.node in members]
     lost = [name for name in members if name not in view.nodes or view.nodes[name].given_up]
     failed = [n.node for n in staying if n.failed_group == view.generation.number]
@@ -171,13 +114,13 @@ def _while_starting(view: View, now: float) -> Decision:
         return _start(view, nodes, planned=False, reason=f"restart: {_why_gone(view, lost[0])}")
     if failed:
         return _start(view, nodes, planned=False, reason=f"restart: a worker failed on {failed[0]}")
-    if staying and len(staying) == len(members) and all(_in_group(view, n, WorkerPhase.READY) for n in staying):
+    if staying and len(staying) == len(members) and all(view.in_group(n, WorkerPhase.READY) for n in staying):
         if len({w.constants for n in staying for w in n.workers}) > 1:
             return Close(exit_code=2, reason="the workers' Sessions disagree: all must have the same arguments")
         world = _ranked(view, staying)
-        too_many = len(world) > _max_workers(view)
-        extra = f"; {len(world) - _max_workers(view)} stand by: the batch feeds no more" if too_many else ""
-        world = world[: _max_workers(view)]
+        too_many = len(world) > view.max_workers()
+        extra = f"; {len(world) - view.max_workers()} stand by: the batch feeds no more" if too_many else ""
+        world = world[: view.max_workers()]
         reason = f"all {sum(n.slots for n in staying)} workers opened a Session{extra}"
         return Settle(kind=Kind.LIVE, world=world, planned=True, reason=reason)
     newcomers = [n for n in nodes if n.node not in members]
@@ -194,13 +137,13 @@ def _while_starting(view: View, now: float) -> Decision:
 
 def _while_live(view: View, now: float) -> Decision:
     wanted, wait_until = _wanted_world(view, now)
-    if view.gone or _broken(view) or _waits_for_the_finished(view):
+    if view.gone or view.is_broken() or view.waits_for_the_finished():
         return _unplanned(view, wanted, now)
-    if _is_finishing(view):
+    if view.is_finishing():
         return Hold(reason="the job is finishing")
     if wanted == view.generation.world:
         return Hold(reason="nothing to change", until=wait_until)
-    if not _adopted(view):
+    if not view.is_adopted():
         return Hold(reason=f"generation {view.generation.number} is not adopted yet")
     reason = _difference(view.generation.world, wanted)
     return Settle(kind=Kind.LIVE, world=wanted, planned=True, reason=reason)
@@ -212,11 +155,11 @@ def _unplanned(view: View, wanted: tuple[WorkerId, ...], now: float) -> Decision
         if now < deadline:
             return Hold(reason="a collective failed; waiting to learn who died", until=deadline)
     if not wanted:
-        if not _is_occupied(view):
+        if not view.is_occupied():
             return Hold(reason="waiting for a worker that is ready")
         return Settle(kind=Kind.LIVE, world=(), planned=False, reason="no worker of the world is left")
-    unknown = "a collective failed and nobody is known to have died" if _broken(view) else "others finished before it"
-    reason = "; ".join(view.gone.values()) or unknown
+    nobody = "a collective failed and nobody is known to have died"
+    reason = "; ".join(view.gone.values()) or (nobody if view.is_broken() else "some finished in the world before")
     return Settle(kind=Kind.LIVE, world=wanted, planned=False, reason=reason)
 
 
@@ -225,7 +168,7 @@ def _wanted_world(view: View, now: float) -> tuple[tuple[WorkerId, ...], float |
     current = set(view.generation.world)
     chosen: list[WorkerId] = []
     look_again: list[float] = []
-    for node in eligible_nodes(view):
+    for node in view.eligible_nodes():
         ready = [node.worker_id(w) for w in node.workers if w.phase is WorkerPhase.READY and not w.draining]
         new = [w for w in ready if w not in current]
         starting = any(w.phase is WorkerPhase.STARTING for w in node.workers)
@@ -236,14 +179,14 @@ def _wanted_world(view: View, now: float) -> tuple[tuple[WorkerId, ...], float |
         chosen += ready
     chosen += _handing_over(view, chosen)
     # What the batch does not feed stands by; never a member for the sake of a newcomer, who may have no state to give.
-    kept = sorted(rank_order(chosen, view.seniority), key=lambda w: w not in current)[: _max_workers(view)]
+    kept = sorted(rank_order(chosen, view.seniority), key=lambda w: w not in current)[: view.max_workers()]
     return rank_order(kept, view.seniority), min(look_again, default=None)
 
 
 def _handing_over(view: View, chosen: list[WorkerId]) -> list[WorkerId]:
     """Workers asked to leave that hold the state while nobody who stays does: they stay until a successor has it."""
-    holders = {n.worker_id(w): n for n in view.nodes.values() for w in n.workers if _has_trained(view, n, w)}
-    if not any(n.workers for n in eligible_nodes(view)) or any(w in holders for w in chosen):
+    holders = {n.worker_id(w): n for n in view.nodes.values() for w in n.workers if view.has_trained(n, w)}
+    if not any(n.workers for n in view.eligible_nodes()) or any(w in holders for w in chosen):
         return []
     return [
         n.worker_id(w)
@@ -259,11 +202,6 @@ def _ranked(view: View, nodes: list[NodeRecord]) -> tuple[WorkerId, ...]:
     return rank_order(ready, view.seniority)
 
 
-def _max_workers(view: View) -> int:
-    limits = [w.max_workers for n in view.nodes.values() for w in n.workers if w.max_workers]
-    return min(limits, default=1 << 30)
-
-
 def _on_a_fresh_store(view: View, settle: Settle) -> Decision:
     """The store of a group of processes is served by its first rank's node, and never by one that another group used:
     torch's names for keys carry no generation."""
@@ -274,57 +212,8 @@ def _on_a_fresh_store(view: View, settle: Settle) -> Decision:
     return settle
 
 
-def _present(view: View) -> list[tuple[NodeRecord, WorkerRecord]]:
-    """The members of the settled world that are still there, with their records."""
-    found = {n.worker_id(w): (n, w) for n in view.nodes.values() for w in n.workers}
-    return [found[worker] for worker in view.generation.world if worker in found]
-
-
-def _adopted(view: View) -> bool:
-    return all(w.adopted >= view.generation.number for _, w in _present(view))
-
-
-def _is_occupied(view: View) -> bool:
-    """Whether workers may be in a world: the settled one, or the one before it if that broke before it was left."""
-    return bool(view.generation.world) or (view.generation.planned and bool(view.gone))
-
-
-def _is_finishing(view: View) -> bool:
-    """Whether somebody is through with its Session: then the last step is committed, in this world or one before."""
-    return any(w.phase is WorkerPhase.FINISHED for n in view.nodes.values() for w in n.workers)
-
-
-def _has_trained(view: View, node: NodeRecord, worker: WorkerRecord) -> bool:
-    me = node.worker_id(worker)
-    return me in view.trained.world or (me in view.generation.world and worker.adopted >= view.generation.number)
-
-
-def _waits_for_the_finished(view: View) -> bool:
-    """Whether a worker has left the world before for the settled one, in which others were through before they heard of
-    it: those will never meet it there."""
-    number, members = view.generation.number, _present(view)
-    if not any(w.phase is WorkerPhase.FINISHED and w.adopted < number for _, w in members):
-        return False
-    return any(
-        w.phase is WorkerPhase.READY
-        and _has_trained(view, n, w)
-        and (not view.generation.planned or w.broken >= view.trained.number)
-        for n, w in members
-    )
-
-
-def _broken(view: View) -> bool:
-    return any(w.broken == view.generation.number for _, w in _present(view))
-
-
 def _ready(node: NodeRecord) -> int:
     return sum(w.phase is WorkerPhase.READY for w in node.workers)
-
-
-def _in_group(view: View, node: NodeRecord, phase: WorkerPhase) -> bool:
-    """Whether this phase was reached by all workers of the node, and not by those that are being ended for a restart."""
-    here = sum(w.phase is phase for w in node.workers)
-    return node.group == view.generation.number and here == node.slots
 
 
 def _why_gone(view: View, node: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from signal import Signals
 
-from elastic_runtime.core.membership import Kind
 from elastic_runtime.core.messages import Adopted, Broken, Closed, Failed, Finished, Left, Ready, Refused, Up
 from elastic_runtime.core.node import Limits, Mode, Worker, describe_exit, worker_records, world_for
 from elastic_runtime.core.restarts import Restarts
@@ -33,6 +32,7 @@ from elastic_runtime.core.supervision_events import (
     Tell,
     WakeAt,
 )
+from elastic_runtime.core.view import Kind
 from elastic_runtime.core.world import NodeRecord, WorkerPhase
 
 
@@ -206,7 +206,8 @@ class Supervisor:
             worker.phase = WorkerPhase.FINISHED
         if worker.phase is WorkerPhase.FINISHED:
             self.done[slot] = worker
-            return [] if exit_code == 0 else [Say(f"worker {slot} {describe_exit(exit_code)} after its Session had finished")]
+            late = f"worker {slot} {describe_exit(exit_code)} after its Session had finished"
+            return [Say(late)] if exit_code else []
         return self._failed(slot, worker, exit_code, elastic, now)
 
     def _failed(self, slot: int, worker: Worker, exit_code: int, elastic: bool, now: float) -> list[Effect]:

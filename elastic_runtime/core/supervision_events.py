@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from signal import Signals
 
-from elastic_runtime.core.membership import Kind
 from elastic_runtime.core.messages import Down, Up
+from elastic_runtime.core.view import Kind
 from elastic_runtime.core.world import Assignment, NodeRecord
 
 # -- events ---------------------------------------------------------------------------------------------------------

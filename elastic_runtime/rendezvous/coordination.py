@@ -31,7 +31,7 @@ from elastic_runtime.core.coordinator_events import (
     WriteFailed,
     WriteWon,
 )
-from elastic_runtime.core.membership import Generation
+from elastic_runtime.core.view import Generation
 from elastic_runtime.errors import StoreError
 from elastic_runtime.journal import Journal
 from elastic_runtime.rendezvous import frames

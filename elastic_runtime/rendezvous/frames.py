@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from elastic_runtime.core.membership import Generation, Kind
 from elastic_runtime.core.supervision_events import Announced
+from elastic_runtime.core.view import Generation, Kind
 from elastic_runtime.core.world import Assignment, NodeRecord, WorkerPhase, WorkerRecord, assignments
 
 LINE_BYTES = 1 << 20

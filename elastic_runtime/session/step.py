@@ -139,6 +139,8 @@ class Step:
             raise LoopContractError(f"step {self.number} is committed: iterate each step once")
         worker = self._session.worker
         worker.adopt_agreed()
+        if worker.progress.step > self.number:  # this worker stood by meanwhile, and has the state of others now
+            self._adopt_commit()
         saved = self._session.save_buffers()
         while not self._committed:
             try:

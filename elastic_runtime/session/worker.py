@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from elastic_runtime.session.phases import Phases
 from elastic_runtime.session.reduction import Reduction
 from elastic_runtime.session.rng import seed_all
 from elastic_runtime.session.sync import gather_standings, transfer_state
+from elastic_runtime.session.waiting import wait_collective
 
 
 class Drained(SystemExit):
@@ -72,13 +74,13 @@ class Worker:
         self._carried = carried
         self._reduction = reduction
         self._group = Group()
+        reduction.is_over = self.is_ordered_off
         self._phases = Phases()
         self._world: World | None = None
         self._place = (IN_STEPS, 0)
         self._has_state = False
         self._lined_up = True
-        self._turn: tuple[int, int] | None = None  # the place whose collective is next for everybody
-        self._together: list[int] = [0]  # the ranks that stood where the next collective is, when that was last compared
+        self._together: list[int] = [0]  # the ranks that stood where the next collective is, at the last comparison
 
     @property
     def world(self) -> World:
@@ -174,13 +176,14 @@ class Worker:
         self._take_newest_state(world)
         self._world = world
         self.membership.send(Adopted(generation=world.generation))
-        self.line_up(entering=True)
         return True
 
     def _take_newest_state(self, world: World) -> None:
         standings = self._gather(world)
         counters: dict[str, object] = {f.name: getattr(self.progress, f.name) for f in fields(Progress)}
-        transfer, counters = transfer_state(self._carried, counters, standings, world.rank)
+        transfer, counters = transfer_state(
+            self._carried, counters, standings, world.rank, partial(self._group.is_ordered_off, world.generation)
+        )
         pulled = world.rank in transfer.targets
         if pulled:
             self.progress = Progress(**counters)  # type: ignore[arg-type]
@@ -190,7 +193,7 @@ class Worker:
         elif not self._has_state:
             self.evaluates_alone = True
         self._has_state = True
-        self._lined_up, self._turn = False, None
+        self._lined_up = False
         self._phases.mark("state", source=transfer.sources if pulled else ())
 
     def _change(self, old: World, new: World) -> Change:
@@ -218,15 +221,13 @@ class Worker:
         yield
         self._place = (IN_STEPS, 0)
 
-    def line_up(self, *, entering: bool = False) -> None:
+    def line_up(self) -> None:
         """Before a collective: after a change, make sure that everybody's next collective is the same one.
 
         Some may be in the middle of an evaluation that others have behind them or, as newcomers, never enter. Those
-        add nothing to its reduction until all stand at the same place.
+        add nothing to its reduction until all stand at the same place. Only the script knows where it goes next (who has
+        just pulled the commit of the step it was in may be before an evaluation): so this is asked as late as possible.
         """
-        turn, self._turn = self._turn, None
-        if turn == self._place:
-            return  # this was settled on entering: the others are waiting in this very collective
         while not self._lined_up:
             standings = self._gather(self.world)
             first = served_first(standings)
@@ -234,7 +235,6 @@ class Worker:
             if all(s.place == first.place for s in standings):
                 self._lined_up = True
             elif first.place == self._place[0]:
-                self._turn = self._place if entering else None
                 return
             elif first.slots:
                 self.all_reduce(torch.zeros(first.slots, dtype=torch.int64))
@@ -247,16 +247,18 @@ class Worker:
         place, slots = self._place
         progress = self.progress
         mine = Standing(int(self._has_state), progress.committed_in, progress.step, place, slots)
-        return gather_standings(mine, world.rank, world.world_size)
+        is_over = partial(self._group.is_ordered_off, world.generation)
+        return gather_standings(mine, world.rank, world.world_size, is_over)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum over the world, in place. Raises BrokenCollective."""
         if self.world.world_size == 1:
             return
         try:
-            dist.all_reduce(tensor)
+            work = [dist.all_reduce(tensor, async_op=True)]
         except RuntimeError as error:
             raise BrokenCollective(str(error).splitlines()[0][:200]) from error
+        wait_collective(work, self.is_ordered_off)
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.process.cluster import JOBS, Agent, Cluster, Watch

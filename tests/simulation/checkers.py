@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.core import coordinator_events as co
 from elastic_runtime.core.coordinator import Coordinator
-from elastic_runtime.core.membership import Generation, Kind
 from elastic_runtime.core.messages import World
-from elastic_runtime.core.recovery import Standing, Transfer
 from elastic_runtime.core.node import Mode
+from elastic_runtime.core.recovery import Standing, Transfer
 from elastic_runtime.core.supervision_events import Start
+from elastic_runtime.core.view import Generation, Kind
 from elastic_runtime.core.world import NodeRecord, WorkerId
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ class Checkers:
                     raise Violation("unadopted", f"a planned change, but {worker} has not adopted {old.number}")
 
     def _has_cause(self, old: Generation) -> bool:
-        before = [g.world for g in self._stored.values() if g.number < old.number and g.world]
-        concerned = old.world + (before[-1] if before and old.planned else ())
+        before = [g.world for g in self._stored.values() if g.number < old.number] if old.planned else []
+        concerned = [worker for world in (old.world, *before) for worker in world]
         return any(
             w.broken == old.number for record in self._records.values() for w in record.workers
         ) or any(worker in self._lost for worker in concerned)
@@ -217,7 +217,7 @@ class Checkers:
             raise Violation("budget", f"{agent.name}: {failures} failures, {budget} restarts, {agent.machine.given_up!r}")
 
     def killed(self, agent: Agent, process: Process, signal: int) -> None:
-        live = agent.machine.announced is not None and agent.machine.announced.kind is Kind.LIVE
+        live = self._cluster.coordination.machine.generation.kind is Kind.LIVE
         if live and agent.machine.mode not in (Mode.DRAINING, Mode.STOPPING):
             raise Violation("survivors", f"{process.name} is sent {signal!r} though its node stays")
 

@@ -7,9 +7,17 @@ from heapq import heappop, heappush
 from typing import Any
 
 
+EVENTS = 40_000  # several times as many as the longest run has
+
+
+class Endless(Exception):
+    """Things happen for ever, and nothing comes of it."""
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0
+        self.events = 0
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._count = 0
 
@@ -22,9 +30,12 @@ class Clock:
         heappush(self._heap, (self.now + delay, self._count, fn, args))
 
     def run(self, until: float, done: Callable[[], bool]) -> None:
-        """Run events until `done()` or the virtual time `until`. Events of equal time run in the order of their call."""
+        """Run events until `done()` or the virtual time `until`; those of equal time in the order of their call."""
         heap = self._heap
         while heap and heap[0][0] <= until:
+            self.events += 1
+            if self.events > EVENTS:
+                raise Endless(f"{EVENTS} events and no end")
             self.now, _, fn, args = heappop(heap)
             fn(*args)
             if done():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from elastic_runtime.core.membership import Policy
+from elastic_runtime.core.view import Policy
 from tests.simulation.agent import Agent
 from tests.simulation.checkers import Checkers
 from tests.simulation.clock import Clock
@@ -14,6 +14,10 @@ from tests.simulation.coordination import Coordination
 from tests.simulation.network import HeaderStore, Network
 from tests.simulation.process import Process
 from tests.simulation.script import Job
+
+
+# About how long a phase lasts, so that a trap strikes within it.
+PHASE_S = {"committing": 0.009, "gathering": 0.002, "sending": 0.003, "pulling": 0.003, "lining up": 0.003, "after": 0.02}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +105,7 @@ class Cluster:
                 and trap.slot in (-1, process.slot)
             ):
                 trap.left -= 1
-                delay = self.setup.job.commit_s if trap.phase == "committing" else 0.03
-                self.clock.after(delay * 0.9 * self.rng.random(), process.die, -9)
+                self.clock.after(PHASE_S.get(trap.phase, 0.03) * self.rng.random(), process.die, -9)
 
     def note(self, who: str, *what: Any) -> None:
         self.trace.append((self.clock.now, who, what))

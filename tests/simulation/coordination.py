@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.core import coordinator_events as co
 from elastic_runtime.core.coordinator import Coordinator
-from elastic_runtime.core.membership import Generation
 from elastic_runtime.core.supervision_events import Announced, OthersLeft
+from elastic_runtime.core.view import Generation
 from elastic_runtime.core.world import NodeRecord, assignments
 from tests.simulation.network import Pipe
 

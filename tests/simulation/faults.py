@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from signal import SIGTERM
 
-from elastic_runtime.core.membership import Policy
+from elastic_runtime.core.view import Policy
 from tests.simulation.agent import Agent
 from tests.simulation.cluster import Cluster, Setup, Trap
 from tests.simulation.process import Process
@@ -60,8 +60,8 @@ def draw_setup(rng: Random) -> Setup:
         job=job,
         policy=policy,
         nodes=nodes,
-        slots=rng.choice((1, 1, 2)),
-        max_restarts=rng.choice((40, 40, 40, 2)),
+        slots=rng.choice((1, 1, 2) if elastic else (1, 2)),
+        max_restarts=rng.choice((40, 40, 40, 2) if elastic else (40, 3, 2)),
         deaf_to_term=rng.choice((0.0, 0.0, 0.2)),
         network_s=rng.choice((0.0005, 0.003, 0.02)),
         store_s=rng.choice((0.002, 0.05)),
@@ -176,6 +176,24 @@ class Plan:
             self.cluster.clock.after(0.4, agent.deliver, agent.interrupt, SIGTERM)
         return True
 
+    def preempt(self) -> bool:
+        """A node is told to leave, and gone before it can."""
+        agent = self._agent(may_be_host=False)
+        if agent is not None:
+            agent.deliver(agent.interrupt, SIGTERM)
+            self.cluster.clock.after(0.05 * self.rng.random(), agent.vanish)
+        return agent is not None
+
+    def leave_one_holder(self) -> bool:
+        """The state lives on in one node only, and that one is asked to leave."""
+        agent = self._agent(may_be_host=True)
+        if agent is not None:
+            for process in self.cluster.living():
+                if process.agent is not agent:
+                    process.die(-9)
+            self.cluster.clock.after(0.3 * self.rng.random(), agent.deliver, agent.interrupt, SIGTERM)
+        return agent is not None
+
     def join(self) -> bool:
         self.cluster.add_node(0.05)
         return True
@@ -195,11 +213,11 @@ class Plan:
         return True
 
     def break_group(self) -> bool:
-        process = self._process()
-        if process is None or process.group is None:
-            return False
-        process.group.break_for(process)
-        return True
+        grouped = [p for p in self.cluster.living() if p.group is not None]
+        for process in self.rng.sample(grouped, min(1, len(grouped))):
+            assert process.group is not None
+            process.group.break_for(process)
+        return bool(grouped)
 
 
 KINDS: dict[str, tuple[float, Callable[[Plan], bool]]] = {
@@ -212,9 +230,11 @@ KINDS: dict[str, tuple[float, Callable[[Plan], bool]]] = {
     "lose_node": (1, Plan.lose_node),
     "stop_agent": (2, Plan.stop_agent),
     "drain": (2, Plan.drain),
+    "preempt": (1, Plan.preempt),
+    "leave_one_holder": (0.7, Plan.leave_one_holder),
     "join": (3, Plan.join),
     "cut_off": (1.5, Plan.cut_off),
     "store_out": (1, Plan.store_out),
     "lose_replies": (1.5, Plan.lose_replies),
-    "break_group": (1, Plan.break_group),
+    "break_group": (1.5, Plan.break_group),
 }

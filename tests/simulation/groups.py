@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from tests.simulation.process import Process
 
 CREATION_LIMIT_S = 3.0
+RESULT_SPREAD_S = 0.008  # between the first and the last that has its result
 
 
 class Broken(Exception):
@@ -66,9 +67,10 @@ class Group:
         self._entered: dict[Process, tuple[Any, Any]] = {}
         self._due: dict[Process, int] = {}
         self._departed: dict[Process, bool] = {}
+        self._resets: dict[Process, None] = {}
 
     def enter(self, process: Process, kind: Any, value: Any) -> None:
-        if self._departed:
+        if self._departed or self._resets.pop(process, True) is None:
             process.break_off_later("a peer is gone")
             return
         for other, (theirs, _) in self._entered.items():
@@ -85,7 +87,7 @@ class Group:
         base = max(cluster.clock.now, cluster.network.clear_at(self._nodes)) + 0.001
         for process in self.members:
             self._due[process] = process.wait_id
-            at = base + 0.004 * cluster.rng.random()
+            at = base + RESULT_SPREAD_S * cluster.rng.random()
             cluster.clock.at(at, process.deliver, process.wake, process.wait_id, results)
 
     def depart(self, process: Process, *, died: bool) -> None:
@@ -99,12 +101,14 @@ class Group:
             if other in self._departed or not other.alive:
                 continue
             if self._due.get(other) == other.wait_id:
-                if cluster.rng.random() < (0.1 if had_result else 0.5):
+                if cluster.rng.random() < (0.2 if had_result else 0.5):
                     other.break_off_later("a peer is gone", from_node=process.agent.name)
             elif other in self._entered:
                 other.break_off_later("a peer is gone", from_node=process.agent.name)
 
     def break_for(self, process: Process) -> None:
-        """Nobody died, but this worker's connections failed."""
+        """Nobody died, but this worker's connections failed: in this collective or the next."""
         if process in self._entered or self._due.get(process) == process.wait_id:
             process.break_off_later("connection reset")
+        else:
+            self._resets[process] = None

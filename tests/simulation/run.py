@@ -12,6 +12,7 @@ from random import Random
 from typing import Any
 
 from tests.simulation.checkers import Violation
+from tests.simulation.clock import Endless
 from tests.simulation.cluster import Cluster
 from tests.simulation.faults import Plan, draw_setup
 
@@ -42,6 +43,8 @@ def run_seed(seed: int) -> Outcome:
         cluster.checkers.at_end()
     except Violation as found:
         violation = found
+    except Endless as error:
+        violation = Violation("liveness", str(error))
     except Exception as error:  # what the real core raised is as bad
         violation = Violation("exception", f"{error!r} at {traceback.extract_tb(error.__traceback__)[-1]}")
     return Outcome(seed, violation, cluster, plan.done)
@@ -75,11 +78,12 @@ def main(arguments: list[str]) -> int:
     begin = time.process_time()
     bad: list[tuple[int, str]] = []
     seen: Counter[str] = Counter()
-    virtual = 0.0
+    virtual, most = 0.0, 0
     for seed in range(int(arguments[0]), int(arguments[1])):
         outcome = run_seed(seed)
         virtual += outcome.cluster.clock.now
         seen.update(outcome.faults)
+        most = max(most, outcome.cluster.clock.events)
         seen["commits"] += outcome.cluster.checkers.commits
         seen["generations"] += outcome.cluster.coordination.machine.generation.number
         seen[f"ended {outcome.cluster.checkers.ended_with and outcome.cluster.checkers.ended_with[0]}"] += 1
@@ -87,7 +91,7 @@ def main(arguments: list[str]) -> int:
             bad.append((seed, str(outcome.violation)))
     for seed, text in bad[:40]:
         print(seed, text[:300])
-    print(f"{len(bad)} violations, {time.process_time() - begin:.1f} s, {virtual:.0f} virtual s", dict(seen))
+    print(f"{len(bad)} violations, {time.process_time() - begin:.1f} s, {virtual:.0f} virtual s, {most} events at most", dict(seen))
     return int(bool(bad))
 
 

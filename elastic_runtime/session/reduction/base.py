@@ -39,7 +39,8 @@ class Reduction:
         self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.members}
         self._attempting = False
         self._group: dist.ProcessGroup | None = None
-        self._lane = Lane(None, (), self._fill)
+        self.is_over: Callable[[], bool] = lambda: False  # whether a collective that does not return is to be given up
+        self._lane = Lane(None, (), self._fill, self.is_over)
         self._buffers_lost = False
         self._in_backward = False
         self._last = False
@@ -65,7 +66,7 @@ class Reduction:
             if self._buffers_lost:
                 bucket.allocate()
         self._buffers_lost = False
-        self._lane = Lane(group, self._buckets, self._fill)
+        self._lane = Lane(group, self._buckets, self._fill, self.is_over)
         self._drop_gradients()
         self._attempting = True
 

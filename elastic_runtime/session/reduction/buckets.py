@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from elastic_runtime.errors import BrokenCollective
+from elastic_runtime.session.waiting import wait_collective
 
 # As DDP: a small first bucket starts the traffic early, larger ones then use the bandwidth well.
 _FIRST_BUCKET_BYTES = 1 << 20
@@ -73,15 +74,21 @@ def make_buckets(parameters: Sequence[nn.Parameter], dtype: torch.dtype | None =
 class Lane:
     """The collectives of one attempt, started strictly in the order of the buckets."""
 
-    __slots__ = ("_buckets", "_fill", "_group", "_next", "_works", "failure")
+    __slots__ = ("_buckets", "_fill", "_group", "_is_over", "_next", "_works", "failure")
 
     def __init__(
-        self, group: dist.ProcessGroup | None, buckets: Sequence[Bucket], fill: Callable[[Bucket], None]
+        self,
+        group: dist.ProcessGroup | None,
+        buckets: Sequence[Bucket],
+        fill: Callable[[Bucket], None],
+        is_over: Callable[[], bool],
     ) -> None:
-        """`fill` makes a bucket's buffer ready to be sent; it is called once for each bucket."""
+        """`fill` makes a bucket's buffer ready to be sent; it is called once for each bucket. `is_over` tells, while a
+        collective does not return, that it is to be given up."""
         self._group = group
         self._buckets = buckets
         self._fill = fill
+        self._is_over = is_over
         self._next = 0
         self._works: list[dist.Work | None] = []
         self.failure: RuntimeError | None = None
@@ -110,13 +117,12 @@ class Lane:
         """Wait for the collective that was started as number `index` (negative: from the last)."""
         if self.failure is not None:
             raise BrokenCollective(f"a reduction could not start: {self.failure}") from self.failure
+        # No name here may hold the work: it would hold the group's sockets open while a traceback is kept, and
+        # peers that wait for this rank learn of the break by their closing.
         try:
-            # No name here may hold the work: it would hold the group's sockets open while a traceback is kept, and
-            # peers that wait for this rank learn of the break by their closing.
-            if self._works[index] is not None:
-                self._works[index].wait()  # type: ignore[union-attr]
-        except RuntimeError as error:
-            self.failure = error
+            wait_collective([work for work in [self._works[index]] if work is not None], self._is_over)
+        except BrokenCollective as error:
+            self.failure = RuntimeError(str(error))
             raise BrokenCollective(f"a reduction broke: {error}") from error
 
     def forget(self) -> None:

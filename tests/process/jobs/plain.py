@@ -12,7 +12,8 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([float(dist.get_rank() + 1)])
 dist.all_reduce(total)
-print(f"sum {total.item():g} of {dist.get_world_size()} after {os.environ['TORCHELASTIC_RESTART_COUNT']} restarts\n", end="")
+restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(f"sum {total.item():g} of {dist.get_world_size()} after {restarts} restarts\n", end="")  # one write a line
 if len(sys.argv) > 1 and dist.get_rank() == 0 and not Path(sys.argv[1]).exists():
     Path(sys.argv[1]).touch()
     sys.exit(3)
