@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from elastic_runtime.core.messages import World
 from elastic_runtime.errors import ConfigurationError
@@ -46,15 +45,6 @@ def static_world() -> StaticWorld | None:
             "RANK and WORLD_SIZE are set but MASTER_ADDR or MASTER_PORT is not: start with elasticrun"
         )
     return world
-
-
-def local_rank() -> int:
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
-def run_dir() -> Path | None:
-    text = os.environ.get(RUN_DIR)
-    return Path(text) if text else None
 
 
 def publish_world(world: World) -> None:

@@ -119,7 +119,7 @@ class Coordinator:
         """Whether a newcomer's workers were given other constants than those of the live world."""
         if self.generation.kind is not Kind.LIVE:
             return False
-        world = set(self.generation.world)
+        world = {*self.generation.world, *self.trained.world}
         ours = {w.constants for n in self.nodes.values() for w in n.workers if n.worker_id(w) in world and w.constants}
         theirs = {w.constants for w in record.workers if w.phase is WorkerPhase.READY}
         return bool(ours) and not theirs <= ours

@@ -72,12 +72,12 @@ def _nobody_left(view: View) -> Close | None:
 def _below_min(view: View, now: float) -> Decision | None:
     """Too few nodes: take the world apart in an orderly way and wait; end the job only after the join timeout."""
     policy, count = view.policy, len(view.eligible_nodes())
-    if count >= policy.min_nodes or view.is_finishing():
+    live = view.generation.kind is Kind.LIVE
+    if count >= policy.min_nodes or (live and view.is_finishing()):
         return None
     why = f"{count} of at least {policy.min_nodes} nodes are here"
     if view.below_min_since is not None and now >= view.below_min_since + policy.join_timeout_s:
         return Close(exit_code=1, reason=f"{why}, and no other came within {policy.join_timeout_s:g} s")
-    live = view.generation.kind is Kind.LIVE
     if live and view.is_occupied():
         planned = not view.gone and not view.is_broken()
         if planned and not view.is_adopted():
@@ -100,6 +100,8 @@ def _first_start(view: View, now: float) -> Decision:
 
 
 def _start(view: View, nodes: list[NodeRecord], *, planned: bool, reason: str) -> Decision:
+    if not nodes:
+        return Hold(reason="no node stays that could start the script")
     world = tuple(WorkerId(n.node, slot, 0) for n in nodes for slot in range(n.slots))
     return _on_a_fresh_store(view, Settle(kind=Kind.START, world=world, planned=planned, reason=reason))
 
@@ -123,6 +125,9 @@ def _while_starting(view: View, now: float) -> Decision:
         world = world[: view.max_workers()]
         reason = f"all {sum(n.slots for n in staying)} workers opened a Session{extra}"
         return Settle(kind=Kind.LIVE, world=world, planned=True, reason=reason)
+    phases = {w.phase for n in staying for w in n.workers}
+    if phases == {WorkerPhase.READY, WorkerPhase.FINISHED}:
+        return Close(exit_code=1, reason="some workers opened a Session, others ended without one")
     newcomers = [n for n in nodes if n.node not in members]
     if newcomers and not any(_ready(n) for n in staying):
         grace_ends = view.settled_at + view.policy.start_grace_s

@@ -182,10 +182,17 @@ class Supervisor:
             case Finished():
                 worker.phase = WorkerPhase.FINISHED
             case Refused(message=text):
-                return [EndJob(2, text)]
+                return self._refused(text, now)
             case Failed():
                 worker.failure = message
         return []
+
+    def _refused(self, text: str, now: float) -> list[Effect]:
+        """The script's own arguments are wrong: all workers' in a job that starts, this node's in one that runs."""
+        if self.announced is None or self.announced.kind is Kind.START:
+            return [EndJob(2, text)]
+        self.given_up, self.mode, self.exit_code = text, Mode.STOPPING, 2
+        return [Say(text), *self._stop(Signals.SIGTERM, now)]
 
     def _is_newcomer(self, slot: int, worker: Worker) -> bool:
         return self.announced is not None and (slot, worker.spawn) in self.announced.members
@@ -240,9 +247,7 @@ class Supervisor:
         if live and signal is Signals.SIGTERM and self.mode is Mode.WORKING:
             self.mode = Mode.DRAINING
             self.kill_at = now + self.limits.shutdown_timeout_s
-            early = [
-                Kill(s, w.spawn, Signals.SIGTERM) for s, w in self.workers.items() if w.phase is WorkerPhase.STARTING
-            ]
+            early = [Kill(s, w.spawn, Signals.SIGTERM) for s, w in self.workers.items() if self._is_idle(s, w)]
             say = Say("draining: the workers finish their step and leave; a second signal ends them now")
             return [say, *early, WakeAt(self.kill_at), *self._leave_if_empty()]
         self.mode = Mode.STOPPING
@@ -251,6 +256,13 @@ class Supervisor:
         if self.limits.serves_store:
             effects.append(EndJob(1, f"{self.node}, which serves the store, was ended by {signal.name}"))
         return effects + self._stop(signal, now) + self._leave_if_empty()
+
+    def _is_idle(self, slot: int, worker: Worker) -> bool:
+        """Whether a worker is in no world: still starting, or waiting for one. Nobody misses it."""
+        assert self.announced is not None
+        waits = worker.phase is WorkerPhase.READY and (slot, worker.spawn) not in self.announced.members
+        has_left = worker.adopted in (0, self.announced.generation)
+        return worker.phase is WorkerPhase.STARTING or (waits and has_left)
 
     def _stop(self, signal: Signals, now: float) -> list[Effect]:
         self.kill_at, self.killed = now + self.limits.shutdown_timeout_s, False

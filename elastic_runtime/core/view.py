@@ -89,7 +89,7 @@ class View:
     def has_trained(self, node: NodeRecord, worker: WorkerRecord) -> bool:
         """Whether a worker is known to hold the state of the last world that trained."""
         me = node.worker_id(worker)
-        return me in self.trained.world or (me in self.generation.world and worker.adopted >= self.generation.number)
+        return any(me in g.world and worker.adopted >= g.number for g in (self.trained, self.generation))
 
     def waits_for_the_finished(self) -> bool:
         """Whether a worker has left the world before for the settled one, and others were through before they heard of

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from typing import Any
 
 from elastic_runtime.core.coordinator import Coordinator
 from elastic_runtime.core.coordinator_events import (
@@ -39,6 +40,7 @@ from elastic_runtime.rendezvous.find import HEADER, new_token
 from elastic_runtime.stores.base import Store
 
 WRITE_RETRY_S = 0.5
+END = "end of the connection"
 
 
 class Coordination:
@@ -94,28 +96,32 @@ class Coordination:
     # -- links --------------------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One node, from its hello to the end of its connection, which is evidence that it is gone."""
         node = ""
-        reason = "closed its connection"
         try:
-            kind, hello = frames.parse(await reader.readline())
+            kind, hello = await _next_frame(reader)
             if kind != "hello" or hello.get("token") != self._token or hello.get("run_id") != self._run_id:
                 return
             node = hello["record"]["node"]
             self._links[node] = writer
             self._step(NodeReported(frames.record_from_json(hello["record"])))
-            while text := await reader.readline():
-                self._heard(node, *frames.parse(text))
-        except (ValueError, KeyError, TypeError) as error:
-            reason = f"sent something that is no frame: {error}"
-        except OSError as error:
-            reason = f"lost its connection: {error.strerror or error}"
+            kind, fields = await _next_frame(reader)
+            while kind != END:
+                self._heard(node, kind, fields)
+                kind, fields = await _next_frame(reader)
+            self._unlink(node, writer, "left" if node in self._said_goodbye else fields["reason"])
         finally:
-            if node and self._links.get(node) is writer:
-                del self._links[node]
-                self._step(NodeGone(node, "left" if node in self._said_goodbye else reason))
-                if not self.others:
-                    self._on_alone()
             writer.close()
+
+    def _unlink(self, node: str, writer: asyncio.StreamWriter, reason: str) -> None:
+        if self._links.get(node) is writer:
+            del self._links[node]
+            self._step(NodeGone(node, reason))
+            self._tell_if_alone()
+
+    def _tell_if_alone(self) -> None:
+        if not self.others:
+            self._on_alone()
 
     def _heard(self, node: str, kind: str, fields: dict[str, object]) -> None:
         match kind:
@@ -146,6 +152,7 @@ class Coordination:
                 link = self._links.pop(node, None)
                 if link is not None:
                     link.close()
+                    self._tell_if_alone()
             case End(exit_code, reason):
                 for node in list(self._links):
                     self._send(node, frames.line("closed", exit_code=exit_code, reason=reason))
@@ -201,3 +208,14 @@ class Coordination:
             return entry.version
 
         self._version = await self._loop.run_in_executor(self._writer, write)
+
+
+async def _next_frame(reader: asyncio.StreamReader) -> tuple[str, dict[str, Any]]:
+    """The next frame, or (END, {"reason"}) when the connection is over."""
+    try:
+        text = await reader.readline()
+        return frames.parse(text) if text else (END, {"reason": "closed its connection"})
+    except OSError as error:
+        return END, {"reason": f"lost its connection: {error.strerror or error}"}
+    except ValueError as error:
+        return END, {"reason": f"sent something that is no frame: {error}"}

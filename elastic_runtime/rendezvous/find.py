@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import time
 from dataclasses import dataclass
 
 from elastic_runtime.errors import ConfigurationError, StoreError
@@ -91,7 +90,3 @@ def is_local(name: str) -> bool:
             except OSError:
                 continue
     return False
-
-
-def remaining(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())

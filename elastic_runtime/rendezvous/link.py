@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from elastic_runtime.rendezvous import frames
 from elastic_runtime.rendezvous.find import Coordinates
 
 BEAT_S = 0.5
+HOST_SILENT_AFTER_S = 10.0  # without it nothing can be settled, so it is given longer than others
 
 
 class Link:
@@ -32,9 +34,14 @@ class Link:
         except OSError as error:
             where = f"{coordinates.address}:{coordinates.port}"
             raise StoreError(f"the coordinator at {where} does not answer: {error.strerror or error}") from error
+        # The beats go one way: their being acknowledged is what shows that the other host is there.
+        sock = self._writer.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(HOST_SILENT_AFTER_S * 1000))
         hello = frames.line("hello", token=coordinates.token, run_id=run_id, record=frames.record_to_json(record))
         self._writer.write(hello)
         self._tasks = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._beat())]
+        for task in self._tasks:
+            task.add_done_callback(_report_bug)
 
     def publish(self, record: NodeRecord) -> None:
         self._send(frames.line("record", record=frames.record_to_json(record)))
@@ -58,14 +65,24 @@ class Link:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         reason = "it closed the connection"
-        try:
-            while text := await reader.readline():
-                self._on_frame(*frames.parse(text))
-        except OSError as error:
-            reason = str(error.strerror or error)
+        while True:
+            try:
+                text = await reader.readline()
+            except OSError as error:
+                reason = str(error.strerror or error)
+                break
+            if not text:
+                break
+            self._on_frame(*frames.parse(text))
         self._on_lost(reason)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
             self._send(frames.line("beat"))
+
+
+def _report_bug(task: asyncio.Task[None]) -> None:
+    """A task that nobody awaits must not die unseen."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        task.get_loop().call_exception_handler({"message": "the link to the coordinator", "exception": error})

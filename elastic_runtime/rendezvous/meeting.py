@@ -21,6 +21,7 @@ class Room:
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
         self.news = asyncio.Condition()
+        self.visits: set[asyncio.Task[None]] = set()
 
 
 class Meeting:
@@ -42,7 +43,8 @@ class Meeting:
         """A generation is settled: only it and the one before it are of use."""
         self._newest = max(self._newest, generation)
         for old in [number for number in self._rooms if number < self._newest - 1]:
-            del self._rooms[old]
+            for visit in self._rooms.pop(old).visits:
+                visit.cancel()  # it may be waiting for somebody who will never come
 
     def close(self) -> None:
         if self._server is not None:
@@ -58,6 +60,10 @@ class Meeting:
             if hello["token"] != self.token or generation < self._newest - 1:
                 return
             room = self._rooms.setdefault(generation, Room())
+            visit = asyncio.current_task()
+            assert visit is not None
+            room.visits.add(visit)
+            visit.add_done_callback(room.visits.discard)
             while text := await reader.readline():
                 kind, fields = frames.parse(text)
                 writer.write(frames.line("answer", **await self._answer(room, kind, fields)))

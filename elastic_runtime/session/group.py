@@ -36,10 +36,6 @@ class Group:
         self._sockets: list[socket.socket] = []
         self._store: MeetingStore | None = None
 
-    @property
-    def formed(self) -> bool:
-        return dist.is_initialized()
-
     def is_ordered_off(self, generation: int) -> bool:
         """Whether a later generation was settled that does not wait for the step in flight."""
         return generation < self._ordered_off
@@ -66,6 +62,9 @@ class Group:
             self._check(world.generation)
             store.arrive(world.world_size)
             before = _open_sockets()
+            # torch numbers groups and puts the number before their keys. One that failed to form would leave this
+            # member a number ahead of the others, for ever.
+            dist.distributed_c10d._world.group_count = 0
             dist.init_process_group(
                 "gloo",
                 store=store,

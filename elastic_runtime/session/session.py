@@ -17,7 +17,7 @@ from torch import nn
 
 from elastic_runtime.core.messages import Failed, Finished, Refused
 from elastic_runtime.core.recovery import FINISHING
-from elastic_runtime.errors import BrokenCollective, ConfigurationError, JobClosed, LoopContractError
+from elastic_runtime.errors import BrokenCollective, ConfigurationError, LoopContractError
 from elastic_runtime.session.arguments import Arguments
 from elastic_runtime.session.carried import Carried
 from elastic_runtime.session.evaluate import evaluate
@@ -25,7 +25,7 @@ from elastic_runtime.session.membership import Membership, find_membership
 from elastic_runtime.session.reduction import make_reduction
 from elastic_runtime.session.step import Step, training_steps
 from elastic_runtime.session.update import Update
-from elastic_runtime.session.worker import Change, Drained, Worker
+from elastic_runtime.session.worker import Change, Worker
 
 _open_session: Session | None = None
 
@@ -138,6 +138,14 @@ class Session:
         """Call `fn()` between reduction and optimizer: gradients are the global batch's, unscaled, unclipped."""
         self.update.before.append(fn)
 
+    def after_update(self, fn: Callable[[], object]) -> None:
+        """Call `fn()` at the end of each commit: the place to change what `state=` carries (an EMA of the weights).
+
+        The body of the loop is not: a worker that gets a step's result from a peer runs the body all the same, on a
+        state that the peer's body may have changed already.
+        """
+        self.update.after.append(fn)
+
     def on_finish(self, fn: Callable[[], object]) -> None:
         """Call `fn()` on one worker after the last commit; on another one if that worker dies in it."""
         self._on_finish.append(fn)
@@ -200,10 +208,13 @@ class Session:
         try:
             if error is None:
                 self._finish()
-            elif not isinstance(error, (Drained, JobClosed)):
+        except Exception as failed:
+            error = failed
+            raise
+        finally:
+            if isinstance(error, Exception):
                 what = f"{type(error).__name__}: {error}"[:2000]
                 self._membership.send(Failed(error=what, step=self.worker.progress.step))
-        finally:
             self._close()
 
     def _close(self) -> None:

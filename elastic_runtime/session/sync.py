@@ -16,9 +16,7 @@ from elastic_runtime.session.waiting import wait_collective, wait_point_to_point
 HEADER = 2  # bytes of the description, bytes of the tensors
 
 
-def gather_standings(
-    mine: Standing, rank: int, world_size: int, is_over: Callable[[], bool]
-) -> list[Standing]:
+def gather_standings(mine: Standing, rank: int, world_size: int, is_over: Callable[[], bool]) -> list[Standing]:
     """One small collective: everybody's standing, by rank."""
     if world_size == 1:
         return [mine]

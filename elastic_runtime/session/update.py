@@ -23,13 +23,14 @@ class Update:
         max_grad_norm: float | None,
     ) -> None:
         self.before: list[Callable[[], object]] = []
+        self.after: list[Callable[[], object]] = []
         self._optimizer, self._lr_scheduler, self._grad_scaler = optimizer, lr_scheduler, grad_scaler
         self._parameters, self._max_grad_norm = list(parameters), max_grad_norm
         self._running = False
         self._guard = optimizer.register_step_pre_hook(self._forbid_foreign_step)
 
     def apply(self, loss: float, lr_factor: float) -> None:
-        """Order: unscale, `before`, clip, scale the learning rate, optimizer, restore the learning rate, schedule.
+        """Order: unscale, `before`, clip, scale the learning rate, optimizer, restore it, schedule, `after`.
 
         Schedulers of torch write the rate every step and some read it back, so they must never see the scaled one.
         """
@@ -55,6 +56,8 @@ class Update:
             self._lr_scheduler.step(loss)
         elif self._lr_scheduler is not None:
             self._lr_scheduler.step()
+        for fn in self.after:
+            fn()
 
     def close(self) -> None:
         self._guard.remove()

@@ -225,8 +225,8 @@ class Worker:
         """Before a collective: after a change, make sure that everybody's next collective is the same one.
 
         Some may be in the middle of an evaluation that others have behind them or, as newcomers, never enter. Those
-        add nothing to its reduction until all stand at the same place. Only the script knows where it goes next (who has
-        just pulled the commit of the step it was in may be before an evaluation): so this is asked as late as possible.
+        add nothing to its reduction until all stand at the same place. Only the script knows where it goes next (who
+        has just pulled the commit of its step may be before an evaluation): so this is asked as late as possible.
         """
         while not self._lined_up:
             standings = self._gather(self.world)

@@ -141,7 +141,8 @@ class Cluster:
     ) -> Agent:
         """One node: an agent with `workers` workers. The first one started serves the store. Later flags win."""
         if len(self.agents) == 1:
-            self.wait_for("the first agent serves the store", self.agents[0].journal)
+            first = self.agents[0]
+            self.wait_for("the first agent serves the store", lambda: first.journal() or first.popen.poll() is not None)
         log_dir = self.directory / f"agent{len(self.agents)}"
         command = [sys.executable, "-m", "launcher", f"--nnodes={self._nnodes}", f"--nproc-per-node={workers}"]
         command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.port}", f"--rdzv-id={self._run_id}"]

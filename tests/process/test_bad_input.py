@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.server
 import socket
 import threading
@@ -32,20 +31,17 @@ def check_refused(agent: Agent, *words: str) -> None:
 # -- the command line -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--nnodes=3:2"], ["--nnodes=3:2", "MIN"]),
-        (["--nnodes=x"], ["--nnodes=x"]),
-        (["--rdzv-endpoint=127.0.0.1:x"], ["--rdzv-endpoint=127.0.0.1:x", "port"]),
-        (["--rdzv-endpoint=127.0.0.1:70000"], ["70000", "port"]),
-        (["--rdzv-conf=nonsense=1"], ["nonsense"]),
-        (["--max-restarts=-1"], ["--max-restarts=-1"]),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else None,
-)
-def test_a_wrong_value_of_a_flag(cluster: Cluster, flags: list[str], words: list[str]) -> None:
-    check_refused(cluster.agent(SCRIPT, flags=flags), *words)
+def test_a_wrong_value_of_a_flag(cluster: Cluster) -> None:
+    wrong = {
+        "--nnodes=3:2": ["--nnodes=3:2", "MIN"],
+        "--nnodes=x": ["--nnodes=x"],
+        "--rdzv-endpoint=127.0.0.1:x": ["--rdzv-endpoint=127.0.0.1:x", "port"],
+        "--rdzv-endpoint=127.0.0.1:70000": ["70000", "port"],
+        "--rdzv-conf=nonsense=1": ["nonsense"],
+        "--max-restarts=-1": ["--max-restarts=-1"],
+    }
+    for flag, agent in {flag: cluster.agent(SCRIPT, flags=[flag]) for flag in wrong}.items():
+        check_refused(agent, *wrong[flag])
 
 
 def test_a_script_that_is_not_there(cluster: Cluster) -> None:
@@ -88,11 +84,11 @@ def foreign_store() -> Iterator[int]:
     del store
 
 
-@pytest.mark.parametrize("holder", [silent_listener, http_server, foreign_store], ids=lambda holder: holder.__name__)
-def test_a_port_that_something_else_holds(cluster: Cluster, holder: contextlib.AbstractContextManager[int]) -> None:
-    with holder() as port:  # type: ignore[operator]
-        agent = cluster.agent(SCRIPT, "none", flags=[f"--rdzv-endpoint=127.0.0.1:{port}"])
-        check_refused(agent, f"127.0.0.1:{port}")
+def test_a_port_that_something_else_holds(cluster: Cluster) -> None:
+    with silent_listener() as silent, http_server() as http, foreign_store() as store:
+        flags = {port: [f"--rdzv-endpoint=127.0.0.1:{port}"] for port in (silent, http, store)}
+        for port, agent in {port: cluster.agent(SCRIPT, "none", flags=flag) for port, flag in flags.items()}.items():
+            check_refused(agent, f"127.0.0.1:{port}")
 
 
 def test_a_port_that_another_job_holds(cluster: Cluster) -> None:
@@ -111,9 +107,9 @@ def test_a_port_that_another_job_holds(cluster: Cluster) -> None:
     [
         ("batch", "global_batch_size=9 is not a multiple of micro_batch_size=4"),
         ("batch_rule", "did you mean 'fixed_global'?"),
-        ("lr_rule", "did you mean 'linear'?"),
+        pytest.param("lr_rule", "did you mean 'linear'?", marks=pytest.mark.slow),
         ("norm", "BatchNorm1d"),
-        ("ddp", "drop the DDP wrapper"),
+        pytest.param("ddp", "drop the DDP wrapper", marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_argument_of_the_session(cluster: Cluster, what: str, words: str) -> None:
@@ -128,7 +124,7 @@ def test_a_wrong_argument_of_the_session(cluster: Cluster, what: str, words: str
     ("what", "words"),
     [
         ("plain backward", "call step.backward(loss)"),
-        ("two backwards", "exactly one batch"),
+        pytest.param("two backwards", "exactly one batch", marks=pytest.mark.slow),
         ("break", "left before its micro-batches ran out"),
         ("own step", "delete the script's own"),
     ],

@@ -218,7 +218,8 @@ class Checkers:
 
     def killed(self, agent: Agent, process: Process, signal: int) -> None:
         live = self._cluster.coordination.machine.generation.kind is Kind.LIVE
-        if live and agent.machine.mode not in (Mode.DRAINING, Mode.STOPPING):
+        evicted = agent.link is None or agent.link.cut_by_server
+        if live and not evicted and agent.machine.mode not in (Mode.DRAINING, Mode.STOPPING):
             raise Violation("survivors", f"{process.name} is sent {signal!r} though its node stays")
 
     # -- the end ------------------------------------------------------------------------------------------------------
