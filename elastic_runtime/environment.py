@@ -10,6 +10,7 @@ from elastic_runtime.errors import ConfigurationError
 
 CHANNEL_FD = "ELASTIC_CHANNEL_FD"
 RUN_DIR = "ELASTIC_RUN_DIR"
+TAKEN = "taken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +23,13 @@ class StaticWorld:
     local_world_size: int
 
 
-def channel_fd() -> int | None:
-    """The socket to this worker's agent, or None without one."""
+def take_channel_fd() -> int | None:
+    """The socket to this worker's agent, None without one. Once: one Session is a worker's place in its job."""
     text = os.environ.get(CHANNEL_FD)
+    if text == TAKEN:
+        raise ConfigurationError("one Session for a process under elasticrun: it is the worker's place in the job")
+    if text:
+        os.environ[CHANNEL_FD] = TAKEN
     return int(text) if text else None
 
 

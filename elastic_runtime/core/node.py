@@ -59,6 +59,12 @@ def worker_records(workers: Mapping[int, Worker], done: Mapping[int, Worker]) ->
     )
 
 
+def is_idle(worker: Worker, slot: int, settled: Announced) -> bool:
+    """Whether a worker is in no world: still starting, or waiting for one. Nobody misses it."""
+    waits = worker.phase is WorkerPhase.READY and (slot, worker.spawn) not in settled.members
+    return worker.phase is WorkerPhase.STARTING or (waits and worker.adopted in (0, settled.generation))
+
+
 def world_for(settled: Announced, slot: int, spawn: int, *, slots: int, drained: bool, noticed_at: float) -> World:
     """The settled generation as one of this node's workers is told of it."""
     place = settled.members.get((slot, spawn))

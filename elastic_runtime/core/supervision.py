@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from signal import Signals
 
+from elastic_runtime.core.ending import Ending
 from elastic_runtime.core.messages import Adopted, Broken, Closed, Failed, Finished, Left, Ready, Refused, Up
-from elastic_runtime.core.node import Limits, Mode, Worker, describe_exit, worker_records, world_for
+from elastic_runtime.core.node import Limits, Mode, Worker, describe_exit, is_idle, worker_records, world_for
 from elastic_runtime.core.restarts import Restarts
 from elastic_runtime.core.supervision_events import (
     Announced,
@@ -52,8 +53,7 @@ class Supervisor:
     failed_group: int = 0
     given_up: str = ""
     exit_code: int = 0
-    kill_at: float | None = None
-    killed: bool = False
+    ending: Ending = field(default_factory=Ending)
     noticed_at: float | None = None  # first sign of the change that the next generation answers
     published: NodeRecord | None = None
     restarts: Restarts = field(init=False)
@@ -63,7 +63,7 @@ class Supervisor:
 
     def step(self, event: Event, now: float) -> list[Effect]:
         effects = self._take(event, now)
-        effects += self._escalate(now)
+        effects += self.ending.escalate(self.workers, now)
         record = self.record()
         if record != self.published and self.mode is not Mode.SERVING:
             self.published = record
@@ -143,7 +143,7 @@ class Supervisor:
         assert self.announced is not None
         if self.announced.kind is Kind.START:
             self.group = self.announced.generation
-        self.kill_at, self.killed = None, False
+        self.ending = Ending()
         return [e for slot in range(self.limits.slots) for e in self._start(slot)]
 
     def _start(self, slot: int) -> list[Effect]:
@@ -172,7 +172,8 @@ class Supervisor:
                 worker.phase, worker.max_workers, worker.constants = WorkerPhase.READY, max_workers, constants
                 if self.mode is Mode.DRAINING:
                     return [Kill(slot, worker.spawn, Signals.SIGTERM)]
-                return self._tell(slot, now) if self._is_newcomer(slot, worker) else []
+                settled = self.announced
+                return self._tell(slot, now) if settled and (slot, worker.spawn) in settled.members else []
             case Adopted(generation=generation):
                 worker.adopted = max(worker.adopted, generation)
             case Broken(generation=generation):
@@ -193,9 +194,6 @@ class Supervisor:
             return [EndJob(2, text)]
         self.given_up, self.mode, self.exit_code = text, Mode.STOPPING, 2
         return [Say(text), *self._stop(Signals.SIGTERM, now)]
-
-    def _is_newcomer(self, slot: int, worker: Worker) -> bool:
-        return self.announced is not None and (slot, worker.spawn) in self.announced.members
 
     def _exited(self, slot: int, worker: Worker, exit_code: int, now: float) -> list[Effect]:
         self.noticed_at = now if self.noticed_at is None else self.noticed_at
@@ -241,15 +239,20 @@ class Supervisor:
         if self.mode is Mode.SERVING:
             return [EndJob(1, f"{self.node}, which serves the store, was ended by a second signal")]
         if self.mode is Mode.STOPPING:
-            self.kill_at = now
+            self.ending.at = now
             return []
-        live = self.announced is not None and self.announced.kind is Kind.LIVE
-        if live and signal is Signals.SIGTERM and self.mode is Mode.WORKING:
+        settled = self.announced
+        if (
+            settled is not None
+            and settled.kind is Kind.LIVE
+            and signal is Signals.SIGTERM
+            and self.mode is Mode.WORKING
+        ):
             self.mode = Mode.DRAINING
-            self.kill_at = now + self.limits.shutdown_timeout_s
-            early = [Kill(s, w.spawn, Signals.SIGTERM) for s, w in self.workers.items() if self._is_idle(s, w)]
+            self.ending = Ending(at=now + self.limits.shutdown_timeout_s)
+            early = [Kill(s, w.spawn, Signals.SIGTERM) for s, w in self.workers.items() if is_idle(w, s, settled)]
             say = Say("draining: the workers finish their step and leave; a second signal ends them now")
-            return [say, *early, WakeAt(self.kill_at), *self._leave_if_empty()]
+            return [say, *early, WakeAt(now + self.limits.shutdown_timeout_s), *self._leave_if_empty()]
         self.mode = Mode.STOPPING
         self.exit_code = 128 + signal
         effects: list[Effect] = [Say(f"ended by {signal.name}")]
@@ -257,22 +260,9 @@ class Supervisor:
             effects.append(EndJob(1, f"{self.node}, which serves the store, was ended by {signal.name}"))
         return effects + self._stop(signal, now) + self._leave_if_empty()
 
-    def _is_idle(self, slot: int, worker: Worker) -> bool:
-        """Whether a worker is in no world: still starting, or waiting for one. Nobody misses it."""
-        assert self.announced is not None
-        waits = worker.phase is WorkerPhase.READY and (slot, worker.spawn) not in self.announced.members
-        has_left = worker.adopted in (0, self.announced.generation)
-        return worker.phase is WorkerPhase.STARTING or (waits and has_left)
-
     def _stop(self, signal: Signals, now: float) -> list[Effect]:
-        self.kill_at, self.killed = now + self.limits.shutdown_timeout_s, False
-        return [*(Kill(slot, w.spawn, signal) for slot, w in self.workers.items()), WakeAt(self.kill_at)]
-
-    def _escalate(self, now: float) -> list[Effect]:
-        if self.kill_at is None or now < self.kill_at or self.killed or not self.workers:
-            return []
-        self.killed = True
-        return [Kill(slot, w.spawn, Signals.SIGKILL) for slot, w in self.workers.items()]
+        self.ending = Ending(at=now + self.limits.shutdown_timeout_s)
+        return self.ending.begin(self.workers, signal)
 
     def _leave_if_empty(self) -> list[Effect]:
         if self.workers:
@@ -290,14 +280,17 @@ class Supervisor:
             return [Leave(self.exit_code)]
         self.mode = Mode.STOPPING
         self.limits = replace(self.limits, serves_store=False)
-        closed = Closed(exit_code=exit_code, reason=reason)
         effects: list[Effect] = []
         for slot, worker in self.workers.items():
             if worker.phase is WorkerPhase.FINISHED and exit_code == 0:
                 continue  # it is past its last commit: let the script come to its end
-            effects += [Tell(slot, worker.spawn, closed)] if worker.phase is WorkerPhase.READY else []
+            effects += (
+                [Tell(slot, worker.spawn, Closed(exit_code=exit_code, reason=reason))]
+                if worker.phase is WorkerPhase.READY
+                else []
+            )
             effects.append(Kill(slot, worker.spawn, Signals.SIGTERM))
         if effects:
-            self.kill_at, self.killed = now + self.limits.shutdown_timeout_s, False
-            effects.append(WakeAt(self.kill_at))
+            self.ending = Ending(at=now + self.limits.shutdown_timeout_s)
+            effects.append(WakeAt(now + self.limits.shutdown_timeout_s))
         return effects

@@ -120,7 +120,7 @@ class FixedMembership:
 
 
 def find_membership() -> Membership:
-    fd = environment.channel_fd()
+    fd = environment.take_channel_fd()
     if fd is not None:
         return AgentMembership(Channel.inherited(fd))
     return FixedMembership(environment.static_world())

@@ -62,7 +62,7 @@ class Phases:
             world_size=world.world_size,
             step=step,
             planned=self._planned,
-            redone=0 if self._planned else 1,
+            redone=int(not self._planned and self._source == "own"),
             source=self._source,
             pause_s=self.pause_s(),
             phases=self._seconds,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -228,6 +229,7 @@ class Session:
         """Wait for all, let one worker run the on_finish functions, wait again. Redone after a change."""
         ran = False
         worker = self.worker
+        worker.progress = replace(worker.progress, finished=True)
         while True:
             try:
                 with worker.at(FINISHING, 0):

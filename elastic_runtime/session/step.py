@@ -78,8 +78,10 @@ def training_steps(
         )
     worker.progress = replace(worker.progress, dataset_size=source.size)
     try:
-        while (max_steps is None or worker.progress.step < max_steps) and (
-            end is None or worker.progress.position < end
+        while (
+            not worker.progress.finished
+            and (max_steps is None or worker.progress.step < max_steps)
+            and (end is None or worker.progress.position < end)
         ):
             number = worker.progress.step
             yield Step(session, source)

@@ -61,6 +61,7 @@ class Progress:
     last_loss: float = float("nan")
     last_world_size: int = 0
     dataset_size: int = 0  # samples of the training set; 0 before it is known
+    finished: bool = False  # the loop is over: a newcomer takes no further step
 
 
 class Worker:
