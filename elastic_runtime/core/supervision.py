@@ -242,12 +242,8 @@ class Supervisor:
             self.ending.at = now
             return []
         settled = self.announced
-        if (
-            settled is not None
-            and settled.kind is Kind.LIVE
-            and signal is Signals.SIGTERM
-            and self.mode is Mode.WORKING
-        ):
+        gently = signal is Signals.SIGTERM and self.mode is Mode.WORKING
+        if gently and settled is not None and settled.kind is Kind.LIVE:
             self.mode = Mode.DRAINING
             self.ending = Ending(at=now + self.limits.shutdown_timeout_s)
             early = [Kill(s, w.spawn, Signals.SIGTERM) for s, w in self.workers.items() if is_idle(w, s, settled)]
@@ -284,11 +280,8 @@ class Supervisor:
         for slot, worker in self.workers.items():
             if worker.phase is WorkerPhase.FINISHED and exit_code == 0:
                 continue  # it is past its last commit: let the script come to its end
-            effects += (
-                [Tell(slot, worker.spawn, Closed(exit_code=exit_code, reason=reason))]
-                if worker.phase is WorkerPhase.READY
-                else []
-            )
+            if worker.phase is WorkerPhase.READY:
+                effects.append(Tell(slot, worker.spawn, Closed(exit_code=exit_code, reason=reason)))
             effects.append(Kill(slot, worker.spawn, Signals.SIGTERM))
         if effects:
             self.ending = Ending(at=now + self.limits.shutdown_timeout_s)
