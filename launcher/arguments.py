@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from torch.distributed.run import get_args_parser
 
@@ -44,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     result.prog = "elasticrun"
     result.description, result.epilog = DESCRIPTION, EPILOG
     result.formatter_class = argparse.RawDescriptionHelpFormatter
+    result.error = _refuse  # type: ignore[method-assign]
     ours = result.add_argument_group("elasticrun")
     ours.add_argument(
         "--dead-after",
@@ -65,9 +68,15 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
+def _refuse(message: str) -> NoReturn:
+    """One line, as every other refusal; torch's parser would print its whole usage."""
+    print(f"elasticrun: {message} (see elasticrun --help)", file=sys.stderr)
+    sys.exit(2)
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     arguments = parser().parse_args(argv)
     for dest, default in NOT_YET.items():
         if getattr(arguments, dest) != default:
-            parser().error(f"--{dest.replace('_', '-')} is not supported yet")
+            _refuse(f"--{dest.replace('_', '-')} is not supported yet")
     return arguments

@@ -41,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         print(f"elasticrun: {error}", file=sys.stderr)
         exit_code, refused = 2, True
+    if run_dir is not None and exit_code and not refused:
+        print(f"elasticrun: what happened is in {run_dir / 'journal.jsonl'}", file=sys.stderr)
     if run_dir is not None and (refused or (exit_code == 0 and arguments.log_dir is None)):
         shutil.rmtree(run_dir if arguments.log_dir else run_dir.parent, ignore_errors=True)
     return exit_code

@@ -12,18 +12,19 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import TCPStore
 
+from elastic_runtime.agent.account import Account
 from elastic_runtime.agent.processes import Process, start_process
 from elastic_runtime.agent.settings import AgentSettings
 from elastic_runtime.agent.worker_environment import JobFacts, worker_environment
 from elastic_runtime.channel import Channel
 from elastic_runtime.core.coordinator import Coordinator
-from elastic_runtime.core.messages import Resumed, Up, World
+from elastic_runtime.core.messages import World
 from elastic_runtime.core.node import Mode
 from elastic_runtime.core.supervision import Supervisor
 from elastic_runtime.core.supervision_events import (
@@ -53,7 +54,6 @@ from elastic_runtime.rendezvous.link import Link
 from elastic_runtime.rendezvous.meeting import Meeting
 from elastic_runtime.stores.resolver import without_dns
 
-REASONS_KEPT = 16  # generations
 STORES_KEPT = 2  # of groups of processes this node serves: the one that ends and the one that starts
 
 
@@ -73,8 +73,7 @@ class Agent:
         self._coordination: Coordination | None = None
         self._wake: asyncio.TimerHandle | None = None
         self._exit: asyncio.Future[int]
-        self._reasons: dict[int, str] = {}  # generation -> why it was settled
-        self._resumed = 0  # the newest generation that a person was told of
+        self._account = Account(self._journal, self._say)
         self._job = JobFacts(
             run_id=settings.run_id,
             run_dir=settings.run_dir,
@@ -113,6 +112,7 @@ class Agent:
             own_node=self._node,
             journal=self._journal,
             on_alone=lambda: self._step(OthersLeft()),
+            tell=self._say,
         )
         await self._coordination.open(self._address)
 
@@ -121,6 +121,7 @@ class Agent:
             self._wake.cancel()
         for number in self._settings.signals:
             self._loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)  # the exit code is decided
         for process in self._processes.values():
             process.signal_group(signal.SIGKILL)
             process.reap()
@@ -152,8 +153,7 @@ class Agent:
                     kind=announced.kind,
                 )
                 self._meeting.advance(announced.generation)
-                self._reasons[announced.generation] = announced.reason
-                self._reasons.pop(announced.generation - REASONS_KEPT, None)
+                self._account.settled(announced.generation, announced.reason)
                 self._step(announced)
             case "closed":
                 code, reason = int(fields["exit_code"]), str(fields["reason"])
@@ -162,8 +162,8 @@ class Agent:
                 self._note("closed", reason, exit_code=code)
                 self._step(JobClosed(code, reason))
             case "evicted":
-                self._say(f"this node is not part of the job any more: {fields['reason']}")
-                self._step(JobClosed(1, f"evicted: {fields['reason']}"))
+                self._say(f"the job goes on without this node: {fields['reason']}. Start it again to join anew")
+                self._step(JobClosed(int(fields["exit_code"]), f"evicted: {fields['reason']}"))
 
     def _on_lost(self, reason: str) -> None:
         if self._exit.done() or self._machine.mode is Mode.STOPPING:
@@ -182,31 +182,8 @@ class Agent:
             if message is None:
                 self._loop.remove_reader(process.channel.fileno())
                 return
-            self._account(key, message)  # type: ignore[arg-type]
+            self._account.heard(message, self._generation, key[0], process.pid)  # type: ignore[arg-type]
             self._step(Said(*key, message))  # type: ignore[arg-type]
-
-    def _account(self, key: tuple[int, int], message: Up) -> None:
-        kind = type(message).__name__.lower()
-        fields = asdict(message)
-        generation = fields.pop("generation", None)
-        reason = fields.pop("reason", "")
-        if isinstance(message, Resumed):
-            kind = "change"
-        why = self._reasons.get(generation or 0, "")
-        self._note(
-            kind,
-            reason or (why if kind == "change" else ""),
-            generation=generation,
-            slot=key[0],
-            pid=self._processes[key].pid,
-            **fields,
-        )
-        if isinstance(message, Resumed) and message.generation > self._resumed:
-            self._resumed = message.generation
-            self._say(
-                f"{message.old_world_size} → {message.world_size} workers at step {message.step}, "
-                f"pause {message.pause_s * 1000:.0f} ms: {why}"
-            )
 
     def _on_exit(self, key: tuple[int, int]) -> None:
         process = self._processes[key]
@@ -284,10 +261,12 @@ class Agent:
             self._wake.cancel()
         self._wake = self._loop.call_later(max(0.0, at - time.monotonic()), self._step, Tick())
 
-    def _note(self, event: str, reason: str, *, generation: int | None = None, **fields: Any) -> None:
-        if generation is None:
-            generation = self._machine.announced.generation if self._machine.announced else 0
-        self._journal.write(event, generation=generation, reason=reason, **fields)
+    @property
+    def _generation(self) -> int:
+        return self._machine.announced.generation if self._machine.announced else 0
+
+    def _note(self, event: str, reason: str, **fields: Any) -> None:
+        self._journal.write(event, generation=self._generation, reason=reason, **fields)
 
     def _say(self, text: str) -> None:
         print(f"elasticrun [{self._node}]: {text}", file=sys.stderr, flush=True)

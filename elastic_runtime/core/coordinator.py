@@ -106,7 +106,7 @@ class Coordinator:
         if self._is_foreign(record):
             reason = "its Session's arguments, torch or CPU differ from the running job's"
             self._forget(record.node, reason)
-            return [Evict(record.node, reason), Note("refused", f"{record.node}: {reason}")]
+            return [Evict(record.node, reason, 2), Note("refused", f"{record.node}: {reason}")]
         if known is not None:
             return []
         self.joined_at[record.node] = now
@@ -202,7 +202,8 @@ class Coordinator:
             case Close(exit_code=exit_code, reason=reason):
                 return self._end(exit_code, reason)
             case Hold(reason=reason, until=until):
-                effects: list[Effect] = [Note("hold", reason)] if reason != self.last_reason else []
+                event = "waiting" if below else "hold"
+                effects: list[Effect] = [Note(event, reason)] if reason != self.last_reason else []
                 self.last_reason = reason
                 return effects + ([WakeAt(until)] if until is not None else [])
 

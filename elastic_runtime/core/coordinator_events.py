@@ -78,6 +78,7 @@ class Evict:
 
     node: str
     reason: str
+    exit_code: int = 1
 
 
 @dataclass(frozen=True, slots=True)

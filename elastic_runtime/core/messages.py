@@ -25,6 +25,7 @@ class Adopted:
     """This worker has the group and the newest state of a generation, and trains in it."""
 
     generation: int
+    from_nothing: bool = False  # nobody had a state: training starts where the script starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,6 +128,8 @@ class Supervisor:
             self.mode = Mode.WORKING
             # A slot is empty at a node that joins, and where a worker failed and the restart it asked for never came.
             empty = [slot for slot in range(self.limits.slots) if slot not in self.workers and slot not in self.done]
+            if len(empty) == self.limits.slots:
+                effects.append(Say("joined a running job: it trains on while the workers get ready"))
             effects += [e for slot in empty for e in self._start(slot)]
         return effects + [e for slot in self.workers for e in self._tell(slot, noticed_at)]
 
@@ -137,7 +139,8 @@ class Supervisor:
         if not self.workers:
             self.mode = Mode.WORKING
             return self._start_all()
-        return self._stop(Signals.SIGTERM, now)
+        reason = self.announced.reason if self.announced else ""
+        return [Say(f"the workers are started anew: {reason}"), *self._stop(Signals.SIGTERM, now)]
 
     def _start_all(self) -> list[Effect]:
         assert self.announced is not None
@@ -224,7 +227,9 @@ class Supervisor:
             if elastic and self.restarts.is_the_same_again(worker.failure.error, worker.failure.step):
                 return [EndJob(1, f"the same failure twice at step {worker.failure.step}: {worker.failure.error}")]
         if not self.restarts.spend(now, elastic=elastic):
-            self.given_up = f"{what}; the budget of {self.restarts.budget(elastic=elastic)} restart(s) is spent"
+            spent = f"the budget of {self.restarts.budget(elastic=elastic)} restart(s) is spent"
+            hint = "" if elastic else " (the script has not opened a Session yet: see --max-restarts)"
+            self.given_up = f"{what}; {spent}{hint}"
             self.mode, self.exit_code = Mode.STOPPING, 1
             say = Say(f"{self.given_up}; this node leaves the job")
             return [say, *self._stop(Signals.SIGTERM, now), *self._leave_if_empty()]
@@ -238,6 +243,9 @@ class Supervisor:
     def _interrupted(self, signal: Signals, now: float) -> list[Effect]:
         if self.mode is Mode.SERVING:
             return [EndJob(1, f"{self.node}, which serves the store, was ended by a second signal")]
+        if self.mode is Mode.STOPPING and self.ending.at is None:  # the job is done, its scripts are not
+            self.ending.at = now + self.limits.shutdown_timeout_s
+            return [Say("the job is done; its scripts get their time to end"), WakeAt(self.ending.at)]
         if self.mode is Mode.STOPPING:
             self.ending.at = now
             return []
@@ -275,7 +283,7 @@ class Supervisor:
         if self.mode is Mode.SERVING or not self.workers:
             return [Leave(self.exit_code)]
         self.mode = Mode.STOPPING
-        self.limits = replace(self.limits, serves_store=False)
+        self.limits, self.ending = replace(self.limits, serves_store=False), Ending()
         effects: list[Effect] = []
         for slot, worker in self.workers.items():
             if worker.phase is WorkerPhase.FINISHED and exit_code == 0:

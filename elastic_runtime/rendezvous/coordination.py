@@ -41,6 +41,7 @@ from elastic_runtime.stores.base import Store
 
 WRITE_RETRY_S = 0.5
 END = "end of the connection"
+TOLD = ("waiting", "evicted", "refused")  # notes that a person should see
 
 
 class Coordination:
@@ -55,6 +56,7 @@ class Coordination:
         own_node: str,
         journal: Journal,
         on_alone: Callable[[], None],
+        tell: Callable[[str], None],
     ) -> None:
         self._machine = machine
         self._store = store
@@ -62,6 +64,7 @@ class Coordination:
         self._own_node = own_node
         self._journal = journal
         self._on_alone = on_alone
+        self._tell = tell  # a line for the person who watches
         self._token = new_token()
         self._links: dict[str, asyncio.StreamWriter] = {}
         self._said_goodbye: set[str] = set()
@@ -110,6 +113,8 @@ class Coordination:
                 self._heard(node, kind, fields)
                 kind, fields = await _next_frame(reader)
             self._unlink(node, writer, "left" if node in self._said_goodbye else fields["reason"])
+        except asyncio.CancelledError:
+            pass  # the loop is closing; asyncio prints a trace for a connection that ends so
         finally:
             writer.close()
 
@@ -147,8 +152,8 @@ class Coordination:
             case Announce(generation, nodes):
                 for node, packet in frames.announcements(generation, nodes).items():
                     self._send(node, packet)
-            case Evict(node, reason):
-                self._send(node, frames.line("evicted", reason=reason))
+            case Evict(node, reason, exit_code):
+                self._send(node, frames.line("evicted", reason=reason, exit_code=exit_code))
                 link = self._links.pop(node, None)
                 if link is not None:
                     link.close()
@@ -157,6 +162,8 @@ class Coordination:
                 for node in list(self._links):
                     self._send(node, frames.line("closed", exit_code=exit_code, reason=reason))
             case Note(event, reason):
+                if event in TOLD:
+                    self._tell(reason)
                 generation = self._machine.generation
                 self._journal.write(
                     event,

@@ -67,10 +67,8 @@ class Meeting:
             while text := await reader.readline():
                 kind, fields = frames.parse(text)
                 writer.write(frames.line("answer", **await self._answer(room, kind, fields)))
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # a guest that breaks off, or is none, is of no interest to the others
-        except asyncio.CancelledError:
-            pass  # the agent ends while a guest, perhaps long dead, waits; asyncio would print it
+        except (OSError, ValueError, KeyError, TypeError, asyncio.CancelledError):
+            pass  # whoever breaks off, is no guest or waits in vain is of no interest to the others
         finally:
             self._guests.discard(writer)
             writer.close()

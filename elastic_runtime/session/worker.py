@@ -174,12 +174,13 @@ class Worker:
         elif world.world_size > 1:
             dist.init_process_group("gloo")
         self._phases.mark("group")
-        self._take_newest_state(world)
+        from_nothing = self._take_newest_state(world)
         self._world = world
-        self.membership.send(Adopted(generation=world.generation))
+        self.membership.send(Adopted(generation=world.generation, from_nothing=from_nothing))
         return True
 
-    def _take_newest_state(self, world: World) -> None:
+    def _take_newest_state(self, world: World) -> bool:
+        """Returns whether nobody had any: then rank 0's is where training starts."""
         standings = self._gather(world)
         counters: dict[str, object] = {f.name: getattr(self.progress, f.name) for f in fields(Progress)}
         transfer, counters = transfer_state(
@@ -196,6 +197,7 @@ class Worker:
         self._has_state = True
         self._lined_up = False
         self._phases.mark("state", source=transfer.sources if pulled else ())
+        return transfer.from_nothing
 
     def _change(self, old: World, new: World) -> Change:
         share = split(self.arguments.micro_batches(new.world_size), new.world_size, new.rank)

@@ -181,7 +181,7 @@ class Plan:
         agent = self._agent(may_be_host=False)
         if agent is not None:
             agent.deliver(agent.interrupt, SIGTERM)
-            self.cluster.clock.after(0.05 * self.rng.random(), agent.vanish)
+            self.cluster.clock.after(0.04 * self.rng.random(), agent.vanish)
         return agent is not None
 
     def leave_one_holder(self) -> bool:
@@ -230,7 +230,7 @@ KINDS: dict[str, tuple[float, Callable[[Plan], bool]]] = {
     "lose_node": (1, Plan.lose_node),
     "stop_agent": (2, Plan.stop_agent),
     "drain": (2, Plan.drain),
-    "preempt": (1, Plan.preempt),
+    "preempt": (3, Plan.preempt),
     "leave_one_holder": (0.7, Plan.leave_one_holder),
     "join": (3, Plan.join),
     "cut_off": (1.5, Plan.cut_off),

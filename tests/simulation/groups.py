@@ -102,7 +102,7 @@ class Group:
                 continue
             if self._due.get(other) == other.wait_id:
                 if cluster.rng.random() < (0.2 if had_result else 0.5):
-                    other.break_off_later("a peer is gone", from_node=process.agent.name)
+                    cluster.clock.after(0.0, other.deliver, other.wake, other.wait_id, None, Broken("a peer is gone"))
             elif other in self._entered:
                 other.break_off_later("a peer is gone", from_node=process.agent.name)
 
