@@ -56,8 +56,9 @@ def _all_done(view: View) -> Close | None:
         members = [view.nodes.get(name) for name in dict.fromkeys(w.node for w in world)]
         done = bool(members) and all(n is not None and view.in_group(n, WorkerPhase.FINISHED) for n in members)
     else:
-        # Whoever has not trained yet waits for a world that will never form: it does not hold up the end.
-        awaited = [w for n, w in view.present() if w.phase is not WorkerPhase.FINISHED and view.has_trained(n, w)]
+        # Whoever was in no world that trained waits for one that will never form: it does not hold up the end.
+        trained = view.last_trained().world
+        awaited = [w for n, w in view.present() if w.phase is not WorkerPhase.FINISHED and n.worker_id(w) in trained]
         done = view.is_finishing() and not awaited
     return Close(exit_code=0, reason="every worker finished") if done else None
 

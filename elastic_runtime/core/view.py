@@ -86,6 +86,11 @@ class View:
         """Whether somebody is through with its Session: then the last step is committed, here or in a world before."""
         return any(w.phase is WorkerPhase.FINISHED for n in self.nodes.values() for w in n.workers)
 
+    def last_trained(self) -> Generation:
+        """The settled generation once somebody has adopted it: then all of its members were there."""
+        entered = any(w.adopted >= self.generation.number for _, w in self.present())
+        return self.generation if entered else self.trained
+
     def has_trained(self, node: NodeRecord, worker: WorkerRecord) -> bool:
         """Whether a worker is known to hold the state of the last world that trained."""
         me = node.worker_id(worker)

@@ -12,7 +12,7 @@ from elastic_runtime.core.node import Mode
 from elastic_runtime.core.recovery import Standing, Transfer
 from elastic_runtime.core.supervision_events import Start
 from elastic_runtime.core.view import Generation, Kind
-from elastic_runtime.core.world import NodeRecord, WorkerId
+from elastic_runtime.core.world import NodeRecord, WorkerId, WorkerPhase
 
 if TYPE_CHECKING:
     from tests.simulation.agent import Agent
@@ -66,12 +66,31 @@ class Checkers:
         if not new.planned and new.world == old.world and not self._has_cause(old):
             raise Violation("no cause", f"generation {old.number} is replaced by an equal one, and nothing is wrong")
         leaving = {n for n, r in self._records.items() if r.draining or r.given_up}
+        self._state_is_handed_over(old, new, leaving)
         for worker in new.world:
             if worker in self._lost:
                 raise Violation("dead member", f"{worker} is in generation {new.number}, but it {self._lost[worker]}")
             staying = [self._trained_in(w) for w in new.world if w.node not in leaving]
             if worker.node in leaving and max(staying, default=0) >= max(1, self._trained_in(worker)):
                 raise Violation("drained member", f"{worker} is in generation {new.number}, but its node is leaving")
+
+    def _state_is_handed_over(self, old: Generation, new: Generation, leaving: set[str]) -> None:
+        """Whoever is drained with the only copy of the state stays until somebody else has it.
+
+        A drained worker that the settled world leaves out was told to go: it does not count.
+        """
+        staying = [r for n, r in self._records.items() if n not in leaving]
+        if len(staying) < self._cluster.setup.policy.min_nodes or not any(r.workers for r in staying):
+            return
+        holders = [
+            r.worker_id(w)
+            for n, r in self._records.items()
+            for w in r.workers
+            if w.phase is WorkerPhase.READY and self._trained_in(r.worker_id(w)) and not w.draining and not r.given_up
+            if n not in leaving or r.worker_id(w) in old.world
+        ]
+        if holders and not any(worker in new.world for worker in holders):
+            raise Violation("lost commit", f"nobody of generation {new.number} has the state that {holders} have")
 
     def _trained_in(self, worker: WorkerId) -> int:
         """The generation whose state this worker reported to have; 0: none, or it stands by since."""
@@ -190,9 +209,6 @@ class Checkers:
         if session.step != self._cluster.setup.job.steps or session.state != self._chain[-1]:
             raise Violation("undisturbed run", f"{process.name} finishes after step {session.step} with another state")
 
-    def finished_alone(self, process: Process) -> None:
-        pass
-
     # -- supervision --------------------------------------------------------------------------------------------------
 
     def started(self, agent: Agent, start: Start, process: Process) -> None:
@@ -229,7 +245,8 @@ class Checkers:
         cluster = self._cluster
         if exit_code == 0:
             for p in self._holders() if cluster.setup.job.elastic else cluster.living():
-                if p.session and not p.session.finished and _id(p) in machine.generation.world:
+                done = p.session.finished or not self._trained_in(_id(p)) if p.session else p.phase == "after"
+                if not done and _id(p) in machine.generation.world:
                     raise Violation("early end", f"the job ends, but {p.name} has not finished")
         elif sum(a.name in machine.nodes for a in cluster.staying()) >= cluster.setup.policy.min_nodes and not any(
             a.interrupted for a in cluster.agents.values() if a.machine.limits.serves_store

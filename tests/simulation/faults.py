@@ -32,12 +32,12 @@ IN_RECOVERY = ("waiting", "meeting", "gathering", "pulling", "sending", "lining 
 
 
 def draw_setup(rng: Random) -> Setup:
-    """3 to 7 nodes; one job in eight is a script without a Session."""
+    """3 to 7 nodes; one job in seven is a script without a Session."""
     nodes = rng.randint(3, 7)
     micro_batches, micro_batch_size = rng.randint(2, 12), rng.randint(1, 4)
     steps = rng.randint(8, 30)
     batch = micro_batches * micro_batch_size
-    elastic = rng.random() > 0.12
+    elastic = rng.random() > 0.15
     job = Job(
         elastic=elastic,
         steps=steps,
@@ -60,7 +60,7 @@ def draw_setup(rng: Random) -> Setup:
         job=job,
         policy=policy,
         nodes=nodes,
-        slots=rng.choice((1, 1, 2) if elastic else (1, 2)),
+        slots=rng.choice((1, 1, 2) if elastic else (1, 2, 2)),
         max_restarts=rng.choice((40, 40, 40, 2) if elastic else (40, 3, 2)),
         deaf_to_term=rng.choice((0.0, 0.0, 0.2)),
         network_s=rng.choice((0.0005, 0.003, 0.02)),
@@ -83,7 +83,7 @@ class Plan:
         weights = [weight for weight, _ in KINDS.values()]
         begin = rng.choice((0.1, 0.8, 1.5))
         self.end_s = begin + rng.choice((1.0, 2.5, 5.0))
-        for kind in rng.choices(kinds, weights, k=rng.randint(1, 7)):
+        for kind in rng.choices(kinds, weights, k=rng.randint(2, 8)):
             self.cluster.clock.at(begin + rng.random() * (self.end_s - begin), self._strike, kind)
         self.cluster.clock.at(self.end_s, self._stop)
 
@@ -231,7 +231,7 @@ KINDS: dict[str, tuple[float, Callable[[Plan], bool]]] = {
     "stop_agent": (2, Plan.stop_agent),
     "drain": (2, Plan.drain),
     "preempt": (3, Plan.preempt),
-    "leave_one_holder": (0.7, Plan.leave_one_holder),
+    "leave_one_holder": (1, Plan.leave_one_holder),
     "join": (3, Plan.join),
     "cut_off": (1.5, Plan.cut_off),
     "store_out": (1, Plan.store_out),

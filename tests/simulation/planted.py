@@ -102,7 +102,7 @@ def a_world_is_announced_before_the_store_has_it(patch: MonkeyPatch) -> None:
 
 @found_as("liveness")
 def a_newcomer_that_never_trained_holds_up_the_end(patch: MonkeyPatch) -> None:
-    patch.setattr(View, "has_trained", lambda self, node, worker: True)
+    patch.setattr(View, "last_trained", lambda self: self.generation)
 
 
 @found_as("liveness")
