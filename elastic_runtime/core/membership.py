@@ -190,17 +190,15 @@ def _wanted_world(view: View, now: float) -> tuple[tuple[WorkerId, ...], float |
 
 
 def _handing_over(view: View, chosen: list[WorkerId]) -> list[WorkerId]:
-    """Workers asked to leave that hold the state while nobody who stays does: they stay until a successor has it."""
-    holders = {n.worker_id(w): n for n in view.nodes.values() for w in n.workers if view.has_trained(n, w)}
+    """Workers asked to leave that hold the state while nobody who stays does: they stay until a successor has it.
+
+    One that the settled world leaves out was told to go and may be gone any moment: it is not counted on.
+    """
+    holders = {n.worker_id(w) for n in view.nodes.values() for w in n.workers if view.has_trained(n, w)}
     if not any(n.workers for n in view.eligible_nodes()) or any(w in holders for w in chosen):
         return []
-    return [
-        n.worker_id(w)
-        for n in view.nodes.values()
-        if n.draining
-        for w in n.workers
-        if n.worker_id(w) in holders and w.phase is WorkerPhase.READY and not w.draining
-    ]
+    leaving = [(n, w) for n, w in view.present() if n.draining and w.phase is WorkerPhase.READY and not w.draining]
+    return [n.worker_id(w) for n, w in leaving if n.worker_id(w) in holders]
 
 
 def _ranked(view: View, nodes: list[NodeRecord]) -> tuple[WorkerId, ...]:

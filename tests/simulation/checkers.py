@@ -52,7 +52,10 @@ class Checkers:
         if self._stored.get(generation.number) != generation:
             raise Violation("generations", f"{generation.number} is announced, but the store holds another or none")
         store = (generation.store_host, generation.store_port)
-        if generation.kind is Kind.START and self._group_stores.setdefault(store, generation.number) != generation.number:
+        if (
+            generation.kind is Kind.START
+            and self._group_stores.setdefault(store, generation.number) != generation.number
+        ):
             raise Violation("fresh store", f"{store} served the group of another generation")
 
     def decided(self, machine: Coordinator, new: Generation) -> None:
@@ -110,9 +113,9 @@ class Checkers:
     def _has_cause(self, old: Generation) -> bool:
         before = [g.world for g in self._stored.values() if g.number < old.number] if old.planned else []
         concerned = [worker for world in (old.world, *before) for worker in world]
-        return any(
-            w.broken == old.number for record in self._records.values() for w in record.workers
-        ) or any(worker in self._lost for worker in concerned)
+        return any(w.broken == old.number for record in self._records.values() for w in record.workers) or any(
+            worker in self._lost for worker in concerned
+        )
 
     def reported(self, event: co.Event) -> None:
         """What the coordinator knows: evidence of deaths, and who was heard."""
@@ -171,14 +174,19 @@ class Checkers:
     def began(self, process: Process, world: World) -> None:
         for other in self._holders():
             if other.session.step:
-                raise Violation("lost commit", f"{process.name} begins anew; {other.name} has {other.session.step} steps")
+                raise Violation(
+                    "lost commit", f"{process.name} begins anew; {other.name} has {other.session.step} steps"
+                )
 
     def _holders(self) -> list[Process]:
         return [
             p
             for p in self._cluster.processes
-            if p.alive and p.session.has_state and p.agent.machine.mode is not Mode.STOPPING
-            and p.agent.link is not None and not p.agent.link.cut_by_server
+            if p.alive
+            and p.session.has_state
+            and p.agent.machine.mode is not Mode.STOPPING
+            and p.agent.link is not None
+            and not p.agent.link.cut_by_server
         ]
 
     def reduced(self, process: Process, world: World, session: ElasticScript, parts: Sequence[Any]) -> None:
@@ -230,7 +238,9 @@ class Checkers:
     def supervised(self, agent: Agent) -> None:
         failures, budget = len(self._failures.get(agent.name, ())), self._cluster.setup.max_restarts
         if (failures > budget) != bool(agent.machine.given_up):
-            raise Violation("budget", f"{agent.name}: {failures} failures, {budget} restarts, {agent.machine.given_up!r}")
+            raise Violation(
+                "budget", f"{agent.name}: {failures} failures, {budget} restarts, {agent.machine.given_up!r}"
+            )
 
     def killed(self, agent: Agent, process: Process, signal: int) -> None:
         live = self._cluster.coordination.machine.generation.kind is Kind.LIVE
@@ -269,7 +279,9 @@ class Checkers:
     def _exit_code_is_right(self, agent: Agent) -> None:
         if agent.exit_code in (None, 0) or agent.link is None:
             return
-        late = [p for p in self._cluster.processes if p.agent is agent and p.exit_code and p.session and p.session.finished]
+        late = [
+            p for p in self._cluster.processes if p.agent is agent and p.exit_code and p.session and p.session.finished
+        ]
         evicted = agent.link.cut_by_server and agent.closed_with is None
         excuses = [agent.interrupted, agent.machine.given_up, evicted, late]
         if not any(excuses) and not (self.ended_with is None or self.ended_with[0]):

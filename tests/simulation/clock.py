@@ -6,7 +6,6 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-
 EVENTS = 40_000  # several times as many as the longest run has
 
 

@@ -15,9 +15,15 @@ from tests.simulation.network import HeaderStore, Network
 from tests.simulation.process import Process
 from tests.simulation.script import Job
 
-
 # About how long a phase lasts, so that a trap strikes within it.
-PHASE_S = {"committing": 0.009, "gathering": 0.002, "sending": 0.003, "pulling": 0.003, "lining up": 0.003, "after": 0.02}
+PHASE_S = {
+    "committing": 0.009,
+    "gathering": 0.002,
+    "sending": 0.003,
+    "pulling": 0.003,
+    "lining up": 0.003,
+    "after": 0.02,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

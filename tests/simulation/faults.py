@@ -138,7 +138,9 @@ class Plan:
 
     def kill_and_trap(self) -> bool:
         """A second fault in the recovery from the first."""
-        self.cluster.traps.append(Trap(phase=self.rng.choice(IN_RECOVERY), node="", slot=-1, left=self.rng.randint(1, 2)))
+        self.cluster.traps.append(
+            Trap(phase=self.rng.choice(IN_RECOVERY), node="", slot=-1, left=self.rng.randint(1, 2))
+        )
         return self.kill_worker()
 
     def kill_agent(self) -> bool:

@@ -53,7 +53,9 @@ class Room:
                 process.wake(process.wait_id, group)
             return
         for process in guests:
-            self._cluster.clock.at(limit, process.deliver, process.wake, process.wait_id, None, Broken("no group formed"))
+            self._cluster.clock.at(
+                limit, process.deliver, process.wake, process.wait_id, None, Broken("no group formed")
+            )
 
 
 class Group:

@@ -91,7 +91,10 @@ def main(arguments: list[str]) -> int:
             bad.append((seed, str(outcome.violation)))
     for seed, text in bad[:40]:
         print(seed, text[:300])
-    print(f"{len(bad)} violations, {time.process_time() - begin:.1f} s, {virtual:.0f} virtual s, {most} events at most", dict(seen))
+    print(
+        f"{len(bad)} violations, {time.process_time() - begin:.1f} s, {virtual:.0f} virtual s, {most} events at most",
+        dict(seen),
+    )
     return int(bool(bad))
 
 

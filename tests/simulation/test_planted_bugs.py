@@ -23,4 +23,3 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
             assert violation.checker in checkers, f"seed {seed}: {violation}"
             return
     pytest.fail(f"none of {SEEDS} histories went wrong")
-

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import torch
-from quick import leave_the_compiler_out
 from torch import nn
 
 from elastic_runtime import Session
@@ -27,7 +26,6 @@ def main(what: str) -> None:
             model.append(nn.BatchNorm1d(4))
         case "ddp":
             model = AlmostDdp(model)
-    leave_the_compiler_out()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Session(model=model, optimizer=optimizer, **arguments) as session:
         for step in session.steps(INPUTS, max_steps=5):
