@@ -179,6 +179,8 @@ class Checkers:
                 )
 
     def _holders(self) -> list[Process]:
+        """Living workers with a state, on nodes that belong to the job, that were not told to go."""
+        world = self._cluster.coordination.machine.generation.world
         return [
             p
             for p in self._cluster.processes
@@ -187,6 +189,7 @@ class Checkers:
             and p.agent.machine.mode is not Mode.STOPPING
             and p.agent.link is not None
             and not p.agent.link.cut_by_server
+            and (not p.agent.interrupted or _id(p) in world)
         ]
 
     def reduced(self, process: Process, world: World, session: ElasticScript, parts: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator's service: the real `Coordinator`, links in, the store out; as `rendezvous/coordination.py` drives it."""
+"""The coordinator's service: the real `Coordinator` driven as in `rendezvous/coordination.py`."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Coordination:
             self.step(co.Tick())
 
     def _write(self, generation: Generation) -> None:
-        """Compare-and-set. What stands there after a lost reply may be an earlier attempt's: the swap is tried on top."""
+        """Compare-and-set. What stands there after a lost reply may be an earlier attempt's: the swap is on top."""
 
         def reply(won: bool | None, version: int, standing: Any) -> None:
             self._host.deliver(answered, won, version, standing)

@@ -1,4 +1,4 @@
-"""How workers meet and what they compute together: rooms at an agent, groups with collectives that break as gloo's do."""
+"""How workers meet and what they compute together: rooms at an agent, groups whose collectives break as gloo's do."""
 
 from __future__ import annotations
 

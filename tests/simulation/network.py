@@ -12,7 +12,7 @@ WRITE_TIMEOUT_S = 1.0
 
 
 class Network:
-    """A cut node neither hears nor is heard; what was sent meanwhile is retransmitted when the cut ends, as TCP does."""
+    """A cut node neither hears nor is heard; what was sent meanwhile is retransmitted after it, as TCP does."""
 
     def __init__(self, clock: Clock, rng: Random, delay_s: float) -> None:
         self._clock = clock

@@ -101,11 +101,6 @@ def a_world_is_announced_before_the_store_has_it(patch: MonkeyPatch) -> None:
 
 
 @found_as("liveness")
-def a_newcomer_that_never_trained_holds_up_the_end(patch: MonkeyPatch) -> None:
-    patch.setattr(View, "last_trained", lambda self: self.generation)
-
-
-@found_as("liveness")
 def nobody_asks_whether_the_world_before_lost_somebody(patch: MonkeyPatch) -> None:
     patch.setattr(Coordinator, "_note_silent_peer", lambda self, node, reason: None)
 
