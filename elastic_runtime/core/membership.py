@@ -171,21 +171,23 @@ def _unplanned(view: View, wanted: tuple[WorkerId, ...], now: float) -> Decision
 
 def _wanted_world(view: View, now: float) -> tuple[tuple[WorkerId, ...], float | None]:
     """The world that the records ask for, and when to look again if some workers still wait for their siblings."""
-    current = set(view.generation.world)
+    current, trained = set(view.generation.world), set(view.trained.world)
     chosen: list[WorkerId] = []
     look_again: list[float] = []
     for node in view.eligible_nodes():
         ready = [node.worker_id(w) for w in node.workers if w.phase is WorkerPhase.READY and not w.draining]
-        new = [w for w in ready if w not in current]
+        new = [w for w in ready if w not in current | trained]
         starting = any(w.phase is WorkerPhase.STARTING for w in node.workers)
         admit_at = view.ready_since.get(node.node, now) + view.policy.admit_wait_s
         if new and starting and now < admit_at:
             look_again.append(admit_at)
-            ready = [w for w in ready if w in current]
+            ready = [w for w in ready if w in current | trained]
         chosen += ready
     chosen += _handing_over(view, chosen)
     # What the batch does not feed stands by; never a member for the sake of a newcomer, who may have no state to give.
-    kept = sorted(rank_order(chosen, view.seniority), key=lambda w: w not in current)[: view.max_workers()]
+    kept = sorted(rank_order(chosen, view.seniority), key=lambda w: (w not in current, w not in trained))[
+        : view.max_workers()
+    ]
     return rank_order(kept, view.seniority), min(look_again, default=None)
 
 

@@ -51,8 +51,7 @@ def foreign(module: Any) -> list[str]:
     return [
         f"{module.path}:{line} imports {target}, which is not of the standard library"
         for line, target, _ in module.imports()
-        if target.partition(".")[0] not in sys.stdlib_module_names
-        and not target.startswith(STANDARD_LIBRARY_ONLY)
+        if target.partition(".")[0] not in sys.stdlib_module_names and not target.startswith(STANDARD_LIBRARY_ONLY)
     ]
 
 

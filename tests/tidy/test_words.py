@@ -45,9 +45,7 @@ def empty_words(identifier: str) -> list[str]:
 
 def empty_names(module: Any) -> list[str]:
     names = [(0, module.name.rpartition(".")[2]), *((node.lineno, node.name) for node in module.definitions())]
-    return [
-        f"{module.path}:{line} {name}: {word!r} says nothing" for line, name in names for word in empty_words(name)
-    ]
+    return [f"{module.path}:{line} {name}: {word!r} says nothing" for line, name in names for word in empty_words(name)]
 
 
 def prose(module: Any) -> Iterator[tuple[int, str]]:
