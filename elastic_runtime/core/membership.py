@@ -130,7 +130,7 @@ def _while_starting(view: View, now: float) -> Decision:
     if phases == {WorkerPhase.READY, WorkerPhase.FINISHED}:
         return Close(exit_code=1, reason="some workers opened a Session, others ended without one")
     newcomers = [n for n in nodes if n.node not in members]
-    if newcomers and not any(_ready(n) for n in staying):
+    if newcomers and phases <= {WorkerPhase.STARTING}:
         grace_ends = view.settled_at + view.policy.start_grace_s
         if now < grace_ends:
             return Hold(reason=f"{newcomers[0].node} waits to see whether the script opens a Session", until=grace_ends)
@@ -216,10 +216,6 @@ def _on_a_fresh_store(view: View, settle: Settle) -> Decision:
     if port == 0 or view.used_ports.get(host) == port:
         return Hold(reason=f"{host} is opening a store for the next generation")
     return settle
-
-
-def _ready(node: NodeRecord) -> int:
-    return sum(w.phase is WorkerPhase.READY for w in node.workers)
 
 
 def _why_gone(view: View, node: str) -> str:

@@ -98,6 +98,8 @@ class Agent(Being):
         for effect in effects:
             self._carry_out(effect)
         self.cluster.checkers.supervised(self)
+        if self.machine.mode is Mode.SERVING and self.coordination is not None and not self.coordination.others:
+            self.step(sv.OthersLeft())
 
     # -- effects ------------------------------------------------------------------------------------------------------
 

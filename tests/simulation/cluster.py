@@ -38,6 +38,9 @@ class Setup:
     silent_after_s: float = 3.0
     shutdown_timeout_s: float = 2.0
     deaf_to_term: float = 0.0  # share of the workers that do not end on SIGTERM
+    late_breaks: float = (
+        0.2  # how often a collective breaks for a slow member because a fast one has left with its result
+    )
     network_s: float = 0.001
     store_s: float = 0.003
 

@@ -77,6 +77,10 @@ class Coordination:
                 agent.link.cut()
         self.links = {}
 
+    @property
+    def others(self) -> int:
+        return len(self.links.keys() - {self._host.name})
+
     # -- links --------------------------------------------------------------------------------------------------------
 
     def hello(self, link: Link, record: NodeRecord) -> None:
@@ -102,7 +106,7 @@ class Coordination:
                 self._tell_if_alone()
 
     def _tell_if_alone(self) -> None:
-        if not self.links.keys() - {self._host.name}:
+        if not self.others:
             self._host.step(OthersLeft())
 
     # -- the machine --------------------------------------------------------------------------------------------------
@@ -135,6 +139,7 @@ class Coordination:
                 link = self.links.pop(node, None)
                 if link is not None:
                     link.cut()
+                    self._tell_if_alone()
             case co.End(exit_code, reason):
                 cluster.checkers.ended(self.machine, exit_code, reason)
                 for node in self.links:

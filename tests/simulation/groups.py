@@ -103,7 +103,7 @@ class Group:
             if other in self._departed or not other.alive:
                 continue
             if self._due.get(other) == other.wait_id:
-                if cluster.rng.random() < (0.2 if had_result else 0.5):
+                if cluster.rng.random() < (cluster.setup.late_breaks if had_result else 0.5):
                     cluster.clock.after(0.0, other.deliver, other.wake, other.wait_id, None, Broken("a peer is gone"))
             elif other in self._entered:
                 other.break_off_later("a peer is gone", from_node=process.agent.name)

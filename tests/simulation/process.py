@@ -53,6 +53,7 @@ class Process(Being):
         self.wait: tuple[Any, ...] = ("sleep",)
         self.wait_id = 0
         self.exit_code: int | None = None
+        self.raised: tuple[str, int] | None = None
         self.session: Any = None
         self._script: Script
         self._last_up = 0.0
@@ -174,7 +175,8 @@ class Process(Being):
     def crash(self, error: str) -> None:
         """The script raises."""
         if self.alive:
-            self.say(Failed(error=error, step=self.session.step if self.session else -1))
+            self.raised = (error, self.session.step if self.session else -1)
+            self.say(Failed(error=error, step=self.raised[1]))
             self.die(1)
 
     def die(self, code: int, *, silently: bool = False) -> None:

@@ -1,0 +1,227 @@
+"""The coordinator's machine: writes precede announcements, numbers never come back, its own clock judges silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastic_runtime.core.coordinator import Coordinator
+from elastic_runtime.core.coordinator_events import (
+    Announce,
+    Effect,
+    End,
+    Evict,
+    JobEnded,
+    NodeGone,
+    NodeHeard,
+    NodeReported,
+    Note,
+    Tick,
+    WakeAt,
+    Write,
+    WriteFailed,
+    WriteWon,
+)
+from elastic_runtime.core.view import Generation, Kind, Policy
+from elastic_runtime.core.world import NodeRecord, WorkerId, WorkerPhase, WorkerRecord
+
+
+def record(name: str, *workers: WorkerRecord, **more: Any) -> NodeRecord:
+    return NodeRecord(node=name, address=name, slots=1, **{"store_port": 10, "group": 1, **more}, workers=workers)
+
+
+def ready(spawn: int = 1, **more: Any) -> WorkerRecord:
+    return WorkerRecord(slot=0, spawn=spawn, phase=WorkerPhase.READY, **more)
+
+
+def only(effects: list[Effect], kind: type[Any]) -> list[Any]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def started(*names: str) -> Coordinator:
+    """Generation 1 is settled with these nodes, at time 0."""
+    machine = Coordinator(policy=Policy(min_nodes=1, max_nodes=len(names)))
+    for name in names:
+        machine.step(NodeReported(record(name)), 0.0)
+    machine.step(WriteWon(1), 0.0)
+    return machine
+
+
+def trains(*names: str) -> Coordinator:
+    """Generation 2 is settled, live and adopted, at time 0; a newcomer may come."""
+    machine = started(*names)
+    machine.policy = Policy(min_nodes=1, max_nodes=9)
+    for name in names:
+        machine.step(NodeReported(record(name, ready())), 0.0)
+    machine.step(WriteWon(2), 0.0)
+    for name in names:
+        machine.step(NodeReported(record(name, ready(adopted=2))), 0.0)
+    assert machine.generation.kind is Kind.LIVE and machine.writing is None
+    return machine
+
+
+def world(*names: str) -> tuple[WorkerId, ...]:
+    return tuple(WorkerId(name, 0, 1) for name in names)
+
+
+def test_a_world_is_announced_once_the_store_has_it() -> None:
+    machine = Coordinator(policy=Policy(min_nodes=1, max_nodes=2))
+    assert only(machine.step(NodeReported(record("a")), 0.0), Write) == []
+    (write,) = only(machine.step(NodeReported(record("b")), 0.1), Write)
+    assert (write.generation.number, write.generation.kind, write.generation.store_host) == (1, Kind.START, "a")
+    assert machine.generation.number == 0
+    assert only(machine.step(NodeReported(record("c")), 0.2), Announce | Write) == []  # nothing while it is written
+    effects = machine.step(WriteWon(1), 0.3)
+    assert only(effects, Announce) == [Announce(write.generation, ("a", "b", "c"))]
+    assert only(effects, Note)[0].event == "settled"
+
+
+def test_a_failed_write_is_tried_again_later_under_a_new_number() -> None:
+    machine = Coordinator(policy=Policy(min_nodes=1, max_nodes=2))
+    machine.step(NodeReported(record("a")), 0.0)
+    machine.step(NodeReported(record("b")), 0.0)
+    effects = machine.step(WriteFailed(1, retry_at=2.0), 1.0)
+    assert only(effects, Write) == [] and only(effects, WakeAt) == [WakeAt(1.5)]
+    machine.step(NodeGone("b", "died"), 1.1)
+    machine.step(NodeReported(record("c")), 1.2)
+    (write,) = only(machine.step(Tick(), 2.0), Write)
+    assert write.generation.number == 2  # the first may stand in the store, and with another world
+    assert [w.node for w in write.generation.world] == ["a", "c"]
+    assert machine.step(WriteWon(1), 2.1) is not None and machine.generation.number == 0
+    machine.step(WriteWon(2), 2.2)
+    assert machine.generation.number == 2
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (NodeGone("b", "closed its connection"), "node b closed its connection"),
+        (NodeReported(record("b")), "worker 0 of b died"),
+        (NodeReported(record("b", WorkerRecord(slot=0, spawn=2, phase=WorkerPhase.STARTING))), "worker 0 of b died"),
+    ],
+)
+def test_evidence_of_a_death_is_acted_on_at_once(event: Any, reason: str) -> None:
+    (write,) = only(trains("a", "b").step(event, 1.0), Write)
+    assert (write.generation.world, write.generation.planned, write.generation.reason) == (world("a"), False, reason)
+
+
+def test_who_dies_while_a_world_is_written_is_a_loss_of_that_world() -> None:
+    machine = trains("a", "b")
+    (write,) = only(machine.step(NodeReported(record("c", ready())), 1.0), Write)
+    assert write.generation.world == world("a", "b", "c")
+    machine.step(NodeGone("b", "closed its connection"), 1.1)
+    machine.step(NodeReported(record("c")), 1.2)
+    effects = machine.step(WriteWon(3), 1.3)
+    assert machine.generation.world == world("a", "b", "c")
+    (write,) = only(effects, Write)
+    assert (write.generation.number, write.generation.world, write.generation.planned) == (4, world("a"), False)
+
+
+def test_a_newcomer_is_told_what_is_settled() -> None:
+    machine = trains("a")
+    assert only(machine.step(NodeReported(record("b")), 1.0), Announce) == [Announce(machine.generation, ("b",))]
+    assert only(machine.step(NodeReported(record("b")), 1.1), Announce) == []
+
+
+def test_a_node_that_left_and_a_beat_of_it_are_forgotten() -> None:
+    machine = trains("a", "b")
+    machine.step(NodeGone("b", "left"), 1.0)
+    machine.step(NodeHeard("b"), 1.1)
+    machine.step(NodeGone("b", "left"), 1.2)
+    assert set(machine.nodes) == set(machine.heard_at) == {"a"}
+
+
+# -- silence --------------------------------------------------------------------------------------------------------
+
+
+def beat(machine: Coordinator, names: str, until: float, *, since: float = 0.0) -> list[Effect]:
+    """Beats of these nodes every half second; what comes of them."""
+    effects = []
+    time = since
+    while time < until:
+        time += 0.5
+        for name in names:
+            effects += machine.step(NodeHeard(name), time)
+    return effects
+
+
+def test_silence_ends_a_node_and_only_silence() -> None:
+    machine = trains("a", "b")
+    assert only(beat(machine, "a", 2.5), Evict) == []
+    effects = beat(machine, "a", 3.0, since=2.5)
+    assert [e.node for e in only(effects, Evict)] == ["b"]
+    assert [w.generation.world for w in only(effects, Write)] == [world("a")]
+    assert only(beat(machine, "a", 20.0, since=3.0), Evict) == []
+
+
+def test_it_wakes_up_in_time_to_see_silence() -> None:
+    machine = trains("a", "b")
+    beat(machine, "a", 2.5)
+    (wake,) = only(machine.step(NodeHeard("a"), 2.9), WakeAt)
+    assert wake.time == pytest.approx(3.0)
+    assert [e.node for e in only(machine.step(Tick(), wake.time), Evict)] == ["b"]
+
+
+def test_its_own_pause_is_not_the_silence_of_others() -> None:
+    machine = trains("a", "b")
+    beat(machine, "ab", 2.0)
+    assert only(machine.step(Tick(), 62.0), Evict) == []
+    assert only(beat(machine, "a", 64.0, since=62.0), Evict) == []
+    assert [e.node for e in only(beat(machine, "a", 66.0, since=64.0), Evict)] == ["b"]
+
+
+def test_a_silent_death_in_the_world_that_still_trains_is_a_loss_of_the_planned_one() -> None:
+    """b is drained, and silent before the step is over in which it would have left."""
+    machine = trains("a", "b")
+    beat(machine, "ab", 1.0)
+    machine.step(NodeReported(record("b", ready(adopted=2), draining=True)), 1.0)
+    machine.step(WriteWon(3), 1.0)
+    assert (machine.generation.world, machine.generation.planned) == (world("a"), True)
+    (write,) = only(beat(machine, "a", 5.0, since=1.0), Write)
+    assert (write.generation.number, write.generation.world, write.generation.planned) == (4, world("a"), False)
+
+
+# -- ends and refusals ----------------------------------------------------------------------------------------------
+
+
+def test_the_job_ends_once() -> None:
+    machine = trains("a")
+    assert only(machine.step(JobEnded(2, "a refused argument"), 1.0), End) == [End(2, "a refused argument")]
+    assert machine.step(JobEnded(1, "again"), 1.1) == machine.step(NodeGone("a", "left"), 1.2) == []
+
+
+def test_other_arguments_than_the_job_s_are_refused() -> None:
+    machine = started("a")
+    machine.policy = Policy(min_nodes=1, max_nodes=9)
+    machine.step(NodeReported(record("a", ready(constants="x"))), 0.0)
+    machine.step(WriteWon(2), 0.0)
+    machine.step(NodeReported(record("b")), 0.1)
+    effects = machine.step(NodeReported(record("b", ready(constants="y"))), 0.2)
+    assert [(e.node, e.exit_code) for e in only(effects, Evict)] == [("b", 2)]
+    assert only(effects, Write) == [] and set(machine.nodes) == {"a"}
+
+
+def test_an_exited_worker_s_record_refuses_nobody() -> None:
+    machine = started("a")
+    machine.policy = Policy(min_nodes=1, max_nodes=9)
+    machine.step(NodeReported(record("a", ready(constants="x"))), 0.0)
+    machine.step(WriteWon(2), 0.0)
+    machine.step(NodeReported(record("b")), 0.1)
+    done = WorkerRecord(slot=0, spawn=1, phase=WorkerPhase.FINISHED)
+    machine.step(NodeReported(record("a", done)), 0.2)
+    assert only(machine.step(NodeReported(record("b", ready(constants="x"))), 0.3), Evict) == []
+
+
+@pytest.mark.parametrize("again", [1, 3])
+def test_a_report_may_come_twice(again: int) -> None:
+    machine = trains("a", "b")
+    broken = NodeReported(record("b", ready(adopted=2, broken=2)))
+    for _ in range(again):
+        assert only(machine.step(broken, 1.0), Write) == []
+    (write,) = only(machine.step(Tick(), 1.0 + machine.policy.evidence_wait_s), Write)
+    assert (write.generation.number, write.generation.world) == (3, world("a", "b"))
+
+
+def test_generations_are_numbered_from_one() -> None:
+    assert (Generation().number, Coordinator(policy=Policy(min_nodes=1, max_nodes=1)).numbered) == (0, 0)
