@@ -109,10 +109,10 @@ class Coordination:
             self._links[node] = writer
             self._step(NodeReported(frames.record_from_json(hello["record"])))
             kind, fields = await _next_frame(reader)
-            while kind != END:
+            while kind != END and self._links.get(node) is writer:  # an evicted node has no say any more
                 self._heard(node, kind, fields)
                 kind, fields = await _next_frame(reader)
-            self._unlink(node, writer, "left" if node in self._said_goodbye else fields["reason"])
+            self._unlink(node, writer, "left" if node in self._said_goodbye else fields.get("reason", "was evicted"))
         except asyncio.CancelledError:
             pass  # the loop is closing; asyncio prints a trace for a connection that ends so
         finally:

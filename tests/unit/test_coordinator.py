@@ -1,4 +1,4 @@
-"""The coordinator's machine: writes precede announcements, numbers never come back, its own clock judges silence."""
+"""The coordinator's machine: a write before an announcement, no number twice, silence judged by its own clock."""
 
 from __future__ import annotations
 
