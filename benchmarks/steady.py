@@ -33,8 +33,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--reductions", nargs="+", default=["fast", "exact"], choices=["fast", "exact"])
     options = parser.parse_args()
-    ratios: dict[str, list[float]] = {"fast": [], "exact": []}
+    ratios: dict[str, list[float]] = {reduction: [] for reduction in options.reductions}
     steps = str(options.steps)
     for pair in range(options.pairs):
         for reduction in ratios:

@@ -176,7 +176,6 @@ def test_a_parameter_used_by_one_rank_is_averaged_and_one_used_by_none_has_no_gr
 ) -> None:
     expected = plain_branches(slots)
     for world, rank, result in results_of(ran, f"{mode}, {case}"):
-        assert result["nonfinite"] == 0
         for name, plain in expected.items():
             gradient = result["gradients"][name]
             assert (gradient is None) == (plain is None) == name.startswith("never"), (world, rank, name)
@@ -188,7 +187,6 @@ def test_a_parameter_used_by_one_rank_is_averaged_and_one_used_by_none_has_no_gr
 def test_a_nan_stays_in_the_parameter_it_came_up_in(ran: dict[str, Any], mode: str) -> None:
     clean = {world: result for world, _, result in results_of(ran, f"{mode}, branches")}
     for world, rank, result in results_of(ran, f"{mode}, poisoned"):
-        assert result["nonfinite"] == 1, (world, rank)
         for name, gradient in result["gradients"].items():
             if name == "side.weight":
                 assert gradient.isnan().all(), (world, rank)

@@ -105,7 +105,7 @@ def test_growing_is_forgotten_with_the_attempt_and_ends_at_the_largest_float() -
     for _ in range(8):
         reduction.grow()
     sums = one_step(parameter, reduction, 2.0**127)
-    assert (sums.overflow, sums.nonfinite) == (0, 0)
+    assert sums.overflow == 0
     assert parameter.grad.tolist() == [2.0**127] * 3
 
 

@@ -114,19 +114,16 @@ class Reduction:
             self._lane.advance(everything=True)
             summary = self._sum_up(flag)
             overflow = sum(summary.overflow)
-            nonfinite = sum(summary.nonfinite)
             for index, bucket in enumerate(self._buckets):
                 # Waited for even when nothing will be installed: the buffers are about to be used again.
                 self._lane.wait(index)
                 if not overflow:
-                    nonfinite += self._install(bucket, summary, summary.weight / self._micro_batch_size)
+                    self._install(bucket, summary, summary.weight / self._micro_batch_size)
         if overflow:
             self._drop_gradients()
         self._forget_group()
         self._attempting = False
-        return StepSums(
-            flag=summary.flag, weight=summary.weight, loss=summary.loss, nonfinite=nonfinite, overflow=overflow
-        )
+        return StepSums(flag=summary.flag, weight=summary.weight, loss=summary.loss, overflow=overflow)
 
     def abandon(self) -> None:
         """Give the attempt up: gradients become None, what is in flight is forgotten. Never blocks, never raises."""
@@ -169,8 +166,8 @@ class Reduction:
         """Make the buffer of `bucket` ready to be summed over the world."""
         raise NotImplementedError
 
-    def _install(self, bucket: Bucket, summary: Summary, divisor: float) -> int:
-        """Turn the summed buffer into gradients; returns how many more parameters turned out to be non-finite."""
+    def _install(self, bucket: Bucket, summary: Summary, divisor: float) -> None:
+        """Turn the summed buffer into gradients."""
         raise NotImplementedError
 
     def _on_gradient(self, index: int, parameter: nn.Parameter) -> None:

@@ -146,7 +146,7 @@ class ExactReduction(Reduction):
             if not self._touched[member]:
                 view.zero_()
 
-    def _install(self, bucket: Bucket, summary: Summary, divisor: float) -> int:
+    def _install(self, bucket: Bucket, summary: Summary, divisor: float) -> None:
         members, lows, highs = [], [], []
         for member, parameter, total in zip(bucket.members, bucket.parameters, bucket.views, strict=True):
             result = self._results[member]
@@ -165,7 +165,6 @@ class ExactReduction(Reduction):
                 highs.append(high)
         if members:
             self._result_peaks.append((members, torch.maximum(torch.stack(highs), -torch.stack(lows))))
-        return 0
 
     def _make_scratch(self) -> None:
         """One buffer per device, as large as the largest parameter, seen in the shape of each and as either type."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from math import isfinite
-
 import torch
 
 from elastic_runtime.session.reduction.base import Reduction
 from elastic_runtime.session.reduction.buckets import Bucket
 from elastic_runtime.session.reduction.summary import Summary, fact_code
-
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
 class FastReduction(Reduction):
@@ -35,23 +31,13 @@ class FastReduction(Reduction):
         if views:
             torch._foreach_copy_(views, gradients)
 
-    def _install(self, bucket: Bucket, summary: Summary, divisor: float) -> int:
+    def _install(self, bucket: Bucket, summary: Summary, divisor: float) -> None:
         used = [summary.used[member] for member in bucket.members]
         if not any(used):
-            return 0
+            return
         if self._group is None:
-            sums = [parameter.grad for parameter in bucket.parameters if parameter.grad is not None]
-            torch._foreach_mul_(sums, 1.0 / divisor)
-        else:
-            bucket.buffer.mul_(1.0 / divisor)
-            for view, parameter, anywhere in zip(bucket.views, bucket.parameters, used, strict=True):
-                parameter.grad = view if anywhere else None
-            sums = [bucket.buffer]
-        # A finite sum has only finite terms, so that one number clears a whole bucket.
-        if isfinite(sum(float(total.sum(dtype=_WIDE.get(total.dtype))) for total in sums)):
-            return 0
-        return sum(
-            not bool(torch.isfinite(parameter.grad).all())
-            for parameter in bucket.parameters
-            if parameter.grad is not None
-        )
+            torch._foreach_mul_([p.grad for p in bucket.parameters if p.grad is not None], 1.0 / divisor)
+            return
+        bucket.buffer.mul_(1.0 / divisor)
+        for view, parameter, anywhere in zip(bucket.views, bucket.parameters, used, strict=True):
+            parameter.grad = view if anywhere else None

@@ -21,14 +21,13 @@ class StepSums:
     """What a step came to, the same on every rank.
 
     `flag`: the sum of the flags given to finish(). `weight`: Σ w over the global batch. `loss`: Σ w·loss / Σ w in slot
-    order, nan when the weight is 0. `nonfinite`: parameters with a non-finite gradient somewhere. `overflow`: in exact
-    mode, parameters with a gradient outside of their range; if positive nothing was installed.
+    order, nan when the weight is 0. `overflow`: in exact mode, parameters with a gradient outside of their range; if
+    positive nothing was installed.
     """
 
     flag: int
     weight: int
     loss: float
-    nonfinite: int
     overflow: int
 
 
