@@ -73,6 +73,41 @@ class Store(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who holds a seat: what it says of itself, and the number of this holding. No two holdings of a seat share one."""
+
+    value: dict[str, Any]
+    term: int
+
+
+class Seat(Protocol):
+    """A place that one process holds at a time, until it gives it up, is overruled, or is silent for too long.
+
+    Only where the store has leases does silence cost the seat. Being the holder excludes nobody from anything: what
+    only the holder may do is fenced by a `swap` of its own. All methods raise `StoreError` as those of `Store` do.
+    """
+
+    def holder(self) -> Holder | None:
+        """Who holds the seat now, None if nobody does."""
+
+    def wait(self, other_than: int, timeout_s: float) -> tuple[bool, Holder | None]:
+        """Block until the seat is not held under the term `other_than` (0: until somebody holds it).
+
+        Returns (True, who holds it, None for nobody), or (False, None) after `timeout_s` seconds. Not a polling loop.
+        """
+
+    def claim(self, value: Mapping[str, Any], over: int) -> Holder | None:
+        """Take the seat if it is held under the term `over` (0: by nobody). None if it is not so any more.
+
+        From then on it is kept against silence until `release` or the end of this process. A claim that raised may
+        have succeeded: `holder` tells.
+        """
+
+    def release(self) -> None:
+        """Give the seat up at once if this handle holds it; otherwise nothing. May be repeated."""
+
+
 def encode(value: Mapping[str, Any]) -> str:
     """The JSON text of a value. Raises TypeError or ValueError for what is no JSON object or too large for a store."""
     if not isinstance(value, dict):
