@@ -131,7 +131,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=5e-3)
     parser.add_argument("--warmup", type=int, default=20, help="steps")
     parser.add_argument("--context", type=int, default=64, help="bytes a window")
-    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.05)
