@@ -1,13 +1,16 @@
 """The coordinator's state machine: keeps the `View`, asks `decide`, and fences every settled generation by a write.
 
-Events come in, effects go out; the driver carries them out in order. While a write of the header is under way
-nothing else is decided: a generation is announced only once the store holds it.
+Events come in, effects go out; the driver carries them out in order. While a write to the store is under way
+nothing else is decided: a generation is announced only once the store holds it. A coordinator that comes after another
+one starts from what the store keeps (`resume`), and decides nothing before it has heard the nodes that it must know.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from elastic_runtime.core.admission import FOREIGN, is_foreign, other_front, took_part
 from elastic_runtime.core.coordinator_events import (
     Announce,
     Effect,
@@ -19,24 +22,26 @@ from elastic_runtime.core.coordinator_events import (
     NodeHeard,
     NodeReported,
     Note,
+    Resized,
     WakeAt,
     Write,
     WriteFailed,
     WriteWon,
 )
+from elastic_runtime.core.flapping import Flapping
+from elastic_runtime.core.handover import Gathering, Handover, last_trained
+from elastic_runtime.core.liveness import Liveness
 from elastic_runtime.core.membership import Close, Hold, Settle, decide
 from elastic_runtime.core.view import Generation, Kind, Policy, View
 from elastic_runtime.core.world import NodeRecord, WorkerId, WorkerPhase
 
-
 @dataclass(slots=True)
 class Coordinator:
     policy: Policy
-    silent_after_s: float = 3.0  # a node not heard for so long is dead; its beats come several times as often
+    silent_after_s: float = 3.0
     generation: Generation = field(default_factory=Generation)
     settled_at: float = 0.0
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
-    heard_at: dict[str, float] = field(default_factory=dict)
     joined_at: dict[str, float] = field(default_factory=dict)
     ready_since: dict[str, float] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)  # what the settled world lost, and why
@@ -50,26 +55,59 @@ class Coordinator:
     retry_at: float | None = None
     ended: bool = False
     last_reason: str = ""
-    last_step_at: float | None = None
+    target: int | None = None  # at most so many nodes take part
+    gathering: Gathering = field(default_factory=Gathering)  # after another coordinator
+    flapping: Flapping = field(default_factory=Flapping)
+    look_at: float = 0.0  # when the driver's timer goes off
+    liveness: Liveness = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.liveness = Liveness(silent_after_s=self.silent_after_s)
+
+    def resume(self, handover: Handover, lost: Mapping[str, str], waits_s: Mapping[str, float], now: float) -> None:
+        """Start from what another coordinator left. `lost`: nodes known to be gone, and why. `waits_s`: how long to
+        wait for some nodes; for the others it is `silent_after_s`."""
+        self.numbered = handover.generation.number
+        if handover.closed is not None or not handover.generation.number:
+            return  # a new job, whose numbers go on
+        self.generation, self.trained, self.settled_at = handover.generation, handover.trained, now
+        self.seniority, self.used_ports = dict(handover.seniority), dict(handover.used_ports)
+        self.target = handover.target
+        until = {node: now + waits_s.get(node, self.silent_after_s) for node in handover.nodes if node not in lost}
+        self.gathering = Gathering(handover=handover, awaited=until)
+        self._miss(lost)
+
+    def handover(self, *, closed: tuple[int, str] | None = None) -> Handover:
+        """What the store should keep now."""
+        return self._handover(self.writing or self.generation, closed)
 
     def step(self, event: Event, now: float) -> list[Effect]:
+        return self.advance((event,), now)
+
+    def advance(self, events: Iterable[Event], now: float) -> list[Effect]:
+        """Take all of these in, then decide once."""
         if self.ended:
             return []
         self._excuse_own_pause(now)
-        effects = self._take(event, now)
+        effects: list[Effect] = []
+        only_heard = True
+        for event in events:
+            only_heard = only_heard and isinstance(event, NodeHeard)
+            if not self.ended:
+                effects += self._take(event, now)
+        if only_heard and now < self.look_at:
+            return []  # nothing that a beat could change: the timer that is set still holds
         effects += self._evict_silent(now)
-        if self.writing is None and not self.ended:
+        if self.gathering.handover is not None and not self.ended:
+            effects += self._gather(now)
+        elif self.writing is None and not self.ended:
             effects += self._decide(now)
         if self.ended:
             return effects
         return [e for e in effects if not isinstance(e, WakeAt)] + self._next_wake(effects, now)
 
     def _excuse_own_pause(self, now: float) -> None:
-        """While this process did not run it could hear nobody: that silence is its own, not the nodes'."""
-        pause = 0.0 if self.last_step_at is None else now - self.last_step_at
-        if pause > self.silent_after_s / 2:
-            self.heard_at = {node: heard + pause for node, heard in self.heard_at.items()}
-        self.last_step_at = now
+        self.liveness.excuse_own_pause(now)
 
     def _take(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -77,9 +115,9 @@ class Coordinator:
                 return self._reported(record, now)
             case NodeHeard(node):
                 if node in self.nodes:
-                    self.heard_at[node] = now
+                    self.liveness.heard(node, now)
             case NodeGone(node, reason):
-                self._forget(node, reason)
+                self._forget(node, reason, now)
             case WriteWon(number) if self.writing is not None and number == self.writing.number:
                 return self._settled(self.writing, now)
             case WriteFailed(number, retry_at) if self.writing is not None and number == self.writing.number:
@@ -87,12 +125,18 @@ class Coordinator:
                 return [Note("store_unreachable", f"generation {number} could not be written; trying again")]
             case JobEnded(exit_code, reason):
                 return self._end(exit_code, reason)
+            case Resized(nodes):
+                self.target = nodes
+                return [Note("resized", f"at most {nodes} node(s) take part from now on")]
         return []
 
     def _reported(self, record: NodeRecord, now: float) -> list[Effect]:
         known = self.nodes.get(record.node)
+        if known is None and (refused := self._turn_away(record)):
+            return refused
         self.nodes[record.node] = record
-        self.heard_at[record.node] = now
+        self.gathering.arrived(record.node)
+        self.liveness.heard(record.node, now)
         self._note_losses(record)
         waiting = any(
             w.phase is WorkerPhase.READY and record.worker_id(w) not in self.generation.world for w in record.workers
@@ -103,10 +147,10 @@ class Coordinator:
             self.ready_since.pop(record.node, None)
         if any(w.broken == self.generation.number for w in record.workers) and self.generation.number:
             self.broken_since = now if self.broken_since is None else self.broken_since
-        if self._is_foreign(record):
-            reason = "its Session's arguments, torch or CPU differ from the running job's"
-            self._forget(record.node, reason)
-            return [Evict(record.node, reason, 2), Note("refused", f"{record.node}: {reason}")]
+        world = {*self.generation.world, *self.trained.world}
+        if self.generation.kind is Kind.LIVE and is_foreign(record, self.nodes.values(), world):
+            self._forget(record.node, FOREIGN, now)
+            return [Evict(record.node, FOREIGN, exit_code=2), Note("refused", f"{record.node}: {FOREIGN}")]
         if known is not None:
             return []
         self.joined_at[record.node] = now
@@ -115,14 +159,13 @@ class Coordinator:
             effects.append(Announce(self.generation, (record.node,)))
         return effects
 
-    def _is_foreign(self, record: NodeRecord) -> bool:
-        """Whether a newcomer's workers were given other constants than those of the live world."""
-        if self.generation.kind is not Kind.LIVE:
-            return False
-        world = {*self.generation.world, *self.trained.world}
-        ours = {w.constants for n in self.nodes.values() for w in n.workers if n.worker_id(w) in world and w.constants}
-        theirs = {w.constants for w in record.workers if w.phase is WorkerPhase.READY}
-        return bool(ours) and not theirs <= ours
+    def _turn_away(self, record: NodeRecord) -> list[Effect]:
+        if reason := other_front(record, self.nodes.values()):
+            return [Evict(record.node, reason, exit_code=2), Note("refused", f"{record.node}: {reason}")]
+        if took_part(record) and not self.gathering.expects(record.node):
+            reason = "the job went on without it"
+            return [Evict(record.node, reason, rejoin=True), Note("evicted", f"{record.node}: {reason}")]
+        return []
 
     def _note_losses(self, record: NodeRecord) -> None:
         if self.generation.kind is not Kind.LIVE:
@@ -132,22 +175,25 @@ class Coordinator:
             if worker.node == record.node and worker not in here:
                 self.gone[f"{worker.node}/{worker.slot}"] = f"worker {worker.slot} of {worker.node} died"
 
-    def _forget(self, node: str, reason: str) -> None:
-        if self.nodes.pop(node, None) is None:
+    def _forget(self, node: str, reason: str, now: float) -> None:
+        record = self.nodes.pop(node, None)
+        if record is None:
             return
-        for table in (self.heard_at, self.joined_at, self.ready_since, self.used_ports):
+        self.liveness.forget(node)
+        for table in (self.joined_at, self.ready_since, self.used_ports):
             table.pop(node, None)
         if any(worker.node == node for worker in self.generation.world):
             self.gone[node] = f"node {node} {reason}"
+            if not record.draining:
+                self.flapping.lost(record.host, now)
 
     def _evict_silent(self, now: float) -> list[Effect]:
-        silent = [n for n, heard in self.heard_at.items() if now >= heard + self.silent_after_s]
         effects: list[Effect] = []
-        for node in silent:
+        for node in self.liveness.silent(now):
             reason = f"was silent for {self.silent_after_s:g} s"
-            self._forget(node, reason)
+            self._forget(node, reason, now)
             self._note_silent_peer(node, reason)
-            effects += [Evict(node, reason), Note("evicted", f"{node} {reason}")]
+            effects += [Evict(node, reason, rejoin=True), Note("evicted", f"{node} {reason}")]
         return effects
 
     def _note_silent_peer(self, node: str, reason: str) -> None:
@@ -161,8 +207,33 @@ class Coordinator:
         if train_on and any(worker.node == node for worker in self.trained.world):
             self.gone[node] = f"node {node} {reason}"
 
-    def _view(self) -> View:
+    def _gather(self, now: float) -> list[Effect]:
+        """Nodes of the coordinator before come to this one; who is late is gone."""
+        self._miss(dict.fromkeys(self.gathering.late(now), "did not come to the new coordinator"))
+        if (look := self.gathering.next_look()) is not None:
+            return [WakeAt(look)]
+        handover, self.gathering = self.gathering.handover, Gathering()
+        assert handover is not None
+        here = [node for node in handover.nodes if node in self.nodes]
+        if not here:
+            self.generation, self.trained, self.settled_at = Generation(), Generation(), now
+            self.seniority, self.used_ports, self.gone = {}, {}, {}
+            note = Note("abandoned", "no node of the job that had this id is left: it starts anew")
+        else:
+            self.trained = last_trained(handover, self.nodes.values())
+            note = Note("resumed", f"{len(here)} of {len(handover.nodes)} node(s) came to the new coordinator")
+        return [note, *self._decide(now)]
+
+    def _miss(self, lost: Mapping[str, str]) -> None:
+        for node, reason in lost.items():
+            if any(worker.node == node for worker in self.generation.world):
+                self.gone[node] = f"node {node} {reason}"
+            self._note_silent_peer(node, reason)
+
+    def view(self, now: float) -> View:
         return View(
+            held_back={n: at for n, r in self.nodes.items() if (at := self.flapping.free_at(r.host, now)) > now},
+            target=self.target,
             policy=self.policy,
             generation=self.generation,
             settled_at=self.settled_at,
@@ -178,7 +249,7 @@ class Coordinator:
         )
 
     def _decide(self, now: float) -> list[Effect]:
-        view = self._view()
+        view = self.view(now)
         below = len(view.eligible_nodes()) < self.policy.min_nodes
         self.below_min_since = (self.below_min_since if self.below_min_since is not None else now) if below else None
         if self.retry_at is not None and now < self.retry_at:
@@ -198,14 +269,31 @@ class Coordinator:
                     store_port=host.store_port if host else 0,
                     meeting_port=host.meeting_port if host else 0,
                 )
-                return [Write(self.writing)]
+                return [Write(self.writing, self._handover(self.writing, None))]
             case Close(exit_code=exit_code, reason=reason):
                 return self._end(exit_code, reason)
             case Hold(reason=reason, until=until):
                 event = "waiting" if below else "hold"
                 effects: list[Effect] = [Note(event, reason)] if reason != self.last_reason else []
                 self.last_reason = reason
-                return effects + ([WakeAt(until)] if until is not None else [])
+                wake = [at for at in (until, min(view.held_back.values(), default=None)) if at is not None]
+                return effects + ([WakeAt(min(wake))] if wake else [])
+
+    def _handover(self, generation: Generation, closed: tuple[int, str] | None) -> Handover:
+        known = {record.worker_id(w) for record in self.nodes.values() for w in record.workers}
+        seniority = {w: g for w, g in self.seniority.items() if w in known}
+        if generation.kind is Kind.LIVE:
+            seniority |= {w: generation.number for w in generation.world if w not in seniority}
+        return Handover(
+            generation=generation,
+            previous=self.generation,
+            trained=self.trained,
+            seniority=seniority,
+            used_ports=self.used_ports,
+            nodes=tuple(self.nodes),
+            target=self.target,
+            closed=closed,
+        )
 
     def _settled(self, generation: Generation, now: float) -> list[Effect]:
         self.writing = None
@@ -244,6 +332,7 @@ class Coordinator:
     def _next_wake(self, effects: list[Effect], now: float) -> list[Effect]:
         """One timer is enough: the earliest of what is wanted. It also shows whether this process itself was paused."""
         wanted = [e.time for e in effects if isinstance(e, WakeAt)]
-        if self.heard_at:
-            wanted.append(min(min(self.heard_at.values()) + self.silent_after_s, now + self.silent_after_s / 6))
-        return [WakeAt(min(wanted))] if wanted else []
+        look = self.liveness.next_look(now)
+        wanted += [] if look is None else [look]
+        self.look_at = min(wanted, default=now)
+        return [WakeAt(self.look_at)] if wanted else []

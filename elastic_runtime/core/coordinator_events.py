@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastic_runtime.core.handover import Handover
 from elastic_runtime.core.view import Generation
 from elastic_runtime.core.world import NodeRecord
 
@@ -48,20 +49,28 @@ class JobEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Resized:
+    """A person wants at most so many nodes to take part; the others stand by."""
+
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     pass
 
 
-Event = NodeReported | NodeHeard | NodeGone | WriteWon | WriteFailed | JobEnded | Tick
+Event = NodeReported | NodeHeard | NodeGone | WriteWon | WriteFailed | JobEnded | Resized | Tick
 
 # -- effects --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Store this generation as the settled one, then report `WriteWon` or `WriteFailed`."""
+    """Store this generation as the settled one, with what a successor needs; then report `WriteWon` or `WriteFailed`."""
 
     generation: Generation
+    handover: Handover
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +83,13 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Cut the connection of a node that was silent for too long; it must join again as a new incarnation."""
+    """Cut the connection of a node. `rejoin`: it may come back as a new incarnation, with new workers; otherwise it
+    ends with `exit_code`."""
 
     node: str
     reason: str
     exit_code: int = 1
+    rejoin: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,10 +93,10 @@ def _below_min(view: View, now: float) -> Decision | None:
 
 def _first_start(view: View, now: float) -> Decision:
     nodes = view.eligible_nodes()
-    full = len(nodes) == view.policy.max_nodes
+    full = len(nodes) == view.most_nodes
     deadline = max(view.joined_at[n.node] for n in nodes) + view.policy.last_call_s
     if not full and now < deadline:
-        return Hold(reason=f"last call: {len(nodes)} of at most {view.policy.max_nodes} nodes are here", until=deadline)
+        return Hold(reason=f"last call: {len(nodes)} of at most {view.most_nodes} nodes are here", until=deadline)
     return _start(view, nodes, planned=True, reason=f"start with {len(nodes)} node(s)")
 
 
@@ -117,6 +117,9 @@ def _while_starting(view: View, now: float) -> Decision:
         return _start(view, nodes, planned=False, reason=f"restart: {_why_gone(view, lost[0])}")
     if failed:
         return _start(view, nodes, planned=False, reason=f"restart: a worker failed on {failed[0]}")
+    resized = len(staying) < len([name for name in members if not view.nodes[name].draining])
+    if resized:
+        return _start(view, nodes, planned=False, reason=f"restart: at most {view.most_nodes} node(s) take part")
     if staying and len(staying) == len(members) and all(view.in_group(n, WorkerPhase.READY) for n in staying):
         if len({w.constants for n in staying for w in n.workers}) > 1:
             return Close(exit_code=2, reason="the workers' Sessions disagree: all must have the same arguments")

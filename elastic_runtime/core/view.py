@@ -59,13 +59,23 @@ class View:
     below_min_since: float | None = None
     joined_at: Mapping[str, float] = field(default_factory=dict)
     ready_since: Mapping[str, float] = field(default_factory=dict)  # node -> since when some of its workers wait
+    held_back: Mapping[str, float] = field(default_factory=dict)  # node -> until when its host stays out
+    target: int | None = None  # a person wants at most so many nodes
+
+    @property
+    def most_nodes(self) -> int:
+        return self.policy.max_nodes if self.target is None else min(self.target, self.policy.max_nodes)
 
     def eligible_nodes(self) -> list[NodeRecord]:
-        """Nodes that may take part: alive, staying, members first, at most max_nodes of them."""
+        """Nodes that may take part: alive, staying, members first, at most `most_nodes` of them."""
         members = {worker.node for worker in self.generation.world}
-        staying = [n for n in self.nodes.values() if not n.draining and not n.given_up]
+        staying = [
+            n
+            for n in self.nodes.values()
+            if not n.draining and not n.given_up and (n.node in members or n.node not in self.held_back)
+        ]
         staying.sort(key=lambda n: n.node not in members)
-        return staying[: self.policy.max_nodes]
+        return staying[: self.most_nodes]
 
     def present(self) -> list[tuple[NodeRecord, WorkerRecord]]:
         """The members of the settled world that are still there, with their records."""

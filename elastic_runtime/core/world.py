@@ -51,6 +51,8 @@ class NodeRecord:
     draining: bool = False
     group: int = 0  # start generation that its workers were started in; they stay of it while they are being ended
     failed_group: int = 0  # start generation whose group failed here and wants a restart (scripts without Session)
+    host: str = ""  # the machine: what it is judged by when its nodes keep being lost
+    front: str = "elasticrun"  # the launcher that started it
     given_up: str = ""  # why this node leaves the job although nobody asked it to
 
     def worker_id(self, worker: WorkerRecord) -> WorkerId:

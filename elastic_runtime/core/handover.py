@@ -1,0 +1,59 @@
+"""What the store keeps of the membership: enough for a successor of the coordinator to go on from.
+
+One document, replaced at each generation; it grows with the world and never with history. Everything else a successor
+learns from the nodes' records when they connect to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from elastic_runtime.core.view import Generation
+from elastic_runtime.core.world import NodeRecord, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """`closed`: exit code and reason once the job has ended. `target`: at most so many nodes take part (a resize)."""
+
+    generation: Generation = Generation()
+    previous: Generation = Generation()  # settled before it; the last one that trained, if somebody adopted it
+    trained: Generation = Generation()  # the last one that was known to train when this was written
+    seniority: Mapping[WorkerId, int] = field(default_factory=dict)
+    used_ports: Mapping[str, int] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()  # that were here
+    target: int | None = None
+    closed: tuple[int, str] | None = None
+
+
+def last_trained(handover: Handover, nodes: Iterable[NodeRecord]) -> Generation:
+    """The last generation before the settled one that trained, now that its members were heard."""
+    adopted = {record.worker_id(w): w.adopted for record in nodes for w in record.workers}
+    number = handover.previous.number
+    entered = any(adopted.get(worker, 0) >= number for worker in handover.previous.world)
+    return handover.previous if entered else handover.trained
+
+
+@dataclass(slots=True)
+class Gathering:
+    """A new coordinator waits for the nodes that the one before knew: each until a time of its own."""
+
+    handover: Handover | None = None  # None: nobody is waited for
+    awaited: dict[str, float] = field(default_factory=dict)
+
+    def expects(self, node: str) -> bool:
+        return node in self.awaited
+
+    def arrived(self, node: str) -> None:
+        self.awaited.pop(node, None)
+
+    def late(self, now: float) -> list[str]:
+        """Those whose time is over; they are waited for no longer."""
+        late = [node for node, until in self.awaited.items() if now >= until]
+        for node in late:
+            del self.awaited[node]
+        return late
+
+    def next_look(self) -> float | None:
+        return min(self.awaited.values(), default=None)
