@@ -19,12 +19,15 @@ from elastic_runtime.agent.settings import AgentSettings
 from elastic_runtime.core.node import Limits
 from elastic_runtime.core.view import Policy
 from elastic_runtime.errors import ConfigurationError
-from elastic_runtime.rendezvous.find import Endpoint
+from elastic_runtime.rendezvous.find import Endpoint, Rendezvous
+from elastic_runtime.stores.security import Security
 from launcher.arguments import parse
 
 C10D_PORT = 29400
 STATIC_PORT = 29500
+ETCD_PORT = 2379
 CONF_KEYS = ("join_timeout", "last_call_timeout", "is_host", "timeout", "read_timeout", "close_timeout", "store_type")
+ETCD_CONF_KEYS = ("protocol", "cacert", "cert", "key", "user", "password_file")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,12 +56,10 @@ def settings_from(arguments: argparse.Namespace) -> AgentSettings:
     policy = _policy(arguments)
     slots = _slots(arguments.nproc_per_node)
     command = _command(arguments)
-    endpoint, may_host, run_id = _rendezvous(arguments, policy)
+    rendezvous = _rendezvous(arguments, policy)
     return AgentSettings(
         command=command,
-        run_id=run_id,
-        endpoint=endpoint,
-        may_host=may_host,
+        rendezvous=rendezvous,
         policy=policy,
         limits=Limits(
             slots=slots,
@@ -71,7 +72,7 @@ def settings_from(arguments: argparse.Namespace) -> AgentSettings:
         find_timeout_s=policy.join_timeout_s,
         silent_after_s=arguments.dead_after,
         signals=_signals(arguments.signals_to_handle),
-        run_dir=_run_dir(arguments.log_dir, run_id),
+        run_dir=_run_dir(arguments.log_dir, rendezvous.run_id),
     )
 
 
@@ -104,8 +105,9 @@ def _conf(text: str) -> dict[str, str]:
         key, equals, value = part.partition("=")
         if not equals:
             raise ConfigurationError(f"--rdzv-conf: {part!r} is not key=value")
-        if key.strip() not in CONF_KEYS:
-            raise ConfigurationError(f"--rdzv-conf: {key.strip()!r} is not one of {', '.join(CONF_KEYS)}")
+        if key.strip() not in CONF_KEYS + ETCD_CONF_KEYS:
+            known = ", ".join(CONF_KEYS + ETCD_CONF_KEYS)
+            raise ConfigurationError(f"--rdzv-conf: {key.strip()!r} is not one of {known}")
         conf[key.strip()] = value.strip()
     return conf
 
@@ -134,19 +136,54 @@ def _command(arguments: argparse.Namespace) -> list[str]:
     return [*python, script, *rest]
 
 
-def _rendezvous(arguments: argparse.Namespace, policy: Policy) -> tuple[Endpoint, bool | None, str]:
-    """Where the store is, whether this agent hosts it (None: if the endpoint is this machine), and the job's id."""
+def _rendezvous(arguments: argparse.Namespace, policy: Policy) -> Rendezvous:
+    """Where the job meets, and its id."""
     one_node = arguments.rdzv_backend == "static" and policy.max_nodes == 1 and not arguments.rdzv_endpoint
     if arguments.standalone or (one_node and arguments.master_port is None):
-        return Endpoint(host="127.0.0.1", port=0), True, str(uuid.uuid4())
+        here = Endpoint(host="127.0.0.1", port=0)
+        return Rendezvous(backend="tcp", endpoints=(here,), may_host=True, run_id=str(uuid.uuid4()))
+    run_id = arguments.rdzv_id
     if arguments.rdzv_backend == "static":
         text = arguments.rdzv_endpoint or f"{arguments.master_addr}:{arguments.master_port or STATIC_PORT}"
-        return _endpoint(text, STATIC_PORT), arguments.node_rank == 0, arguments.rdzv_id
+        endpoint = _endpoint(text, STATIC_PORT)
+        return Rendezvous(backend="tcp", endpoints=(endpoint,), may_host=arguments.node_rank == 0, run_id=run_id)
+    conf = _conf(arguments.rdzv_conf)
+    if arguments.rdzv_backend == "etcd3":
+        endpoints = tuple(_endpoint(text, ETCD_PORT) for text in _split(arguments.rdzv_endpoint or "localhost"))
+        return Rendezvous(backend="etcd3", endpoints=endpoints, run_id=run_id, security=_security(conf))
     if arguments.rdzv_backend != "c10d":
-        raise ConfigurationError(f"--rdzv-backend={arguments.rdzv_backend} is not supported yet: use c10d or static")
-    is_host = _conf(arguments.rdzv_conf).get("is_host")
+        raise ConfigurationError(f"--rdzv-backend={arguments.rdzv_backend} is not known here: c10d, etcd3 or static")
+    given = [key for key in ETCD_CONF_KEYS if key in conf]
+    if given:
+        raise ConfigurationError(f"--rdzv-conf: {given[0]!r} belongs to --rdzv-backend=etcd3")
+    is_host = conf.get("is_host")
     may_host = None if is_host is None else is_host.lower() in ("1", "true", "t", "yes", "y")
-    return _endpoint(arguments.rdzv_endpoint or "localhost", C10D_PORT), may_host, arguments.rdzv_id
+    endpoint = _endpoint(arguments.rdzv_endpoint or "localhost", C10D_PORT)
+    return Rendezvous(backend="tcp", endpoints=(endpoint,), may_host=may_host, run_id=run_id)
+
+
+def _security(conf: dict[str, str]) -> Security:
+    """TLS and user of an etcd store. A password is read from a file: a command line is for everybody to see."""
+    protocol = conf.get("protocol", "https" if "cacert" in conf else "http")
+    if protocol not in ("http", "https"):
+        raise ConfigurationError(f"--rdzv-conf: protocol={protocol} is neither http nor https")
+    for key in ("cacert", "cert", "key", "password_file"):
+        if key in conf and not os.access(conf[key], os.R_OK):
+            raise ConfigurationError(f"--rdzv-conf: {key}={conf[key]} cannot be read")
+    if ("user" in conf) != ("password_file" in conf):
+        raise ConfigurationError("--rdzv-conf: user and password_file belong together")
+    return Security(
+        tls=protocol == "https",
+        ca_cert=conf.get("cacert"),
+        cert=conf.get("cert"),
+        key=conf.get("key"),
+        user=conf.get("user"),
+        password=Path(conf["password_file"]).read_text().strip() if "password_file" in conf else None,
+    )
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _endpoint(text: str, default_port: int) -> Endpoint:

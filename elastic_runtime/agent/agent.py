@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -49,11 +50,12 @@ from elastic_runtime.core.supervision_events import (
 from elastic_runtime.journal import Journal
 from elastic_runtime.rendezvous import frames
 from elastic_runtime.rendezvous.coordination import Coordination
-from elastic_runtime.rendezvous.find import Found, read_coordinates
-from elastic_runtime.rendezvous.link import Link
+from elastic_runtime.rendezvous.find import Found
 from elastic_runtime.rendezvous.meeting import Meeting
+from elastic_runtime.rendezvous.membership import Membership
 from elastic_runtime.stores.resolver import without_dns
 
+REJOIN = -1  # instead of an exit code: this node was declared gone and may come back as another one
 STORES_KEPT = 2  # of groups of processes this node serves: the one that ends and the one that starts
 
 
@@ -65,17 +67,16 @@ class Agent:
         self._node = _node_name()
         self._journal = Journal(settings.run_dir / "journal.jsonl", self._node)
         limits = replace(settings.limits, serves_store=found.hosts_store)
-        self._machine = Supervisor(node=self._node, address=self._address, limits=limits)
+        self._machine = Supervisor(node=self._node, address=address, host=socket.gethostname(), limits=limits)
         self._processes: dict[tuple[int, int], Process] = {}
         self._stores: list[TCPStore] = []
         self._meeting = Meeting()
-        self._link = Link(self._on_frame, self._on_lost)
-        self._coordination: Coordination | None = None
+        self._membership: Membership
         self._wake: asyncio.TimerHandle | None = None
         self._exit: asyncio.Future[int]
         self._account = Account(self._journal, self._say)
         self._job = JobFacts(
-            run_id=settings.run_id,
+            run_id=settings.rendezvous.run_id,
             run_dir=settings.run_dir,
             role=settings.role,
             slots=limits.slots,
@@ -84,37 +85,49 @@ class Agent:
         )
 
     async def run(self) -> int:
-        """Take part in the job until it ends, or this node leaves it. Returns the exit code."""
+        """Take part in the job until it ends, or this node leaves it. Returns the exit code, or REJOIN."""
         self._loop = asyncio.get_running_loop()
         self._exit = self._loop.create_future()
         self._loop.set_exception_handler(self._on_bug)
+        self._membership = self._new_membership()
         for number in self._settings.signals:
             self._loop.add_signal_handler(number, self._step, Interrupted(number))
         try:
-            if self._found.hosts_store:
-                await self._coordinate()
             self._machine.meeting_port = await self._meeting.open(self._address)
             self._machine.store_port = await self._loop.run_in_executor(None, self._open_store)
-            coordinates = await self._loop.run_in_executor(None, read_coordinates, self._found.store)
-            self._meeting.token = coordinates.token
             self._machine.published = self._machine.record()
-            await self._link.open(coordinates, self._settings.run_id, self._machine.published)
+            await self._membership.open()
             self._note("agent_started", "", pid=os.getpid(), slots=self._settings.limits.slots)
             return await self._exit
         finally:
             await self._close()
 
-    async def _coordinate(self) -> None:
-        self._coordination = Coordination(
+    def _new_membership(self) -> Membership:
+        return Membership(
+            self._found,
+            run_id=self._settings.rendezvous.run_id,
+            node=self._node,
+            address=self._address,
+            silent_after_s=self._settings.silent_after_s,
+            record=self._machine.record,
+            coordination=self._new_coordination,
+            on_frame=self._on_frame,
+            on_over=self._on_over,
+            note=self._note,
+            tell=self._say,
+        )
+
+    def _new_coordination(self, on_overruled: Callable[[], None]) -> Coordination:
+        return Coordination(
             machine=Coordinator(policy=self._settings.policy, silent_after_s=self._settings.silent_after_s),
             store=self._found.store,
-            run_id=self._settings.run_id,
+            run_id=self._settings.rendezvous.run_id,
             own_node=self._node,
             journal=self._journal,
             on_alone=lambda: self._step(OthersLeft()),
+            on_overruled=on_overruled,
             tell=self._say,
         )
-        await self._coordination.open(self._address)
 
     async def _close(self) -> None:
         if self._wake is not None:
@@ -125,10 +138,7 @@ class Agent:
         for process in self._processes.values():
             process.signal_group(signal.SIGKILL)
             process.reap()
-        await self._link.close()
-        if self._coordination is not None:
-            await self._coordination.close()
-        self._found.store.close()
+        await self._membership.close()
         self._meeting.close()
         self._stores.clear()
         self._journal.close()
@@ -152,6 +162,8 @@ class Agent:
                     planned=announced.planned,
                     kind=announced.kind,
                 )
+                assert self._membership.coordinates is not None
+                self._meeting.token = self._membership.coordinates.token
                 self._meeting.advance(announced.generation)
                 self._account.settled(announced.generation, announced.reason)
                 self._step(announced)
@@ -161,16 +173,19 @@ class Agent:
                     self._say(f"the job ends: {reason}")
                 self._note("closed", reason, exit_code=code)
                 self._step(JobClosed(code, reason))
+            case "evicted" if fields["rejoin"]:
+                self._say(f"the job went on without this node ({fields['reason']}): it joins anew, with new workers")
+                if not self._exit.done():
+                    self._exit.set_result(REJOIN)
             case "evicted":
-                self._say(f"the job goes on without this node: {fields['reason']}. Start it again to join anew")
+                self._say(f"the job goes on without this node: {fields['reason']}")
                 self._step(JobClosed(int(fields["exit_code"]), f"evicted: {fields['reason']}"))
 
-    def _on_lost(self, reason: str) -> None:
+    def _on_over(self, reason: str) -> None:
         if self._exit.done() or self._machine.mode is Mode.STOPPING:
             return
-        where = f"{self._found.endpoint.host}:{self._found.endpoint.port}"
-        self._say(f"the agent that serves the store at {where} is gone ({reason}): the job cannot go on without it")
-        self._step(JobClosed(1, "the store's host is gone"))
+        self._say(reason)
+        self._step(JobClosed(1, reason))
 
     def _on_packet(self, key: tuple[int, int]) -> None:
         process = self._processes[key]
@@ -203,7 +218,7 @@ class Agent:
             return
         for effect in self._machine.step(event, time.monotonic()):
             self._carry_out(effect)
-        if self._machine.mode is Mode.SERVING and self._coordination is not None and not self._coordination.others:
+        if self._machine.mode is Mode.SERVING and not self._membership.others:
             self._step(OthersLeft())
 
     def _carry_out(self, effect: object) -> None:
@@ -218,12 +233,12 @@ class Agent:
                     message = replace(message, token=self._meeting.token)
                 self._processes[slot, spawn].channel.send(message)
             case Publish(record):
-                self._link.publish(record)
+                self._membership.publish(record)
             case OpenStore():
                 opening = self._loop.run_in_executor(None, self._open_store)
                 opening.add_done_callback(lambda done: self._step(StoreOpened(done.result())))
             case EndJob(exit_code, reason):
-                self._link.end_job(exit_code, reason)
+                self._membership.end_job(exit_code, reason)
             case Say(text):
                 self._note("said", text)
                 self._say(text)

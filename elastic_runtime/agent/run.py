@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import socket
 import sys
 
-from elastic_runtime.agent.agent import Agent
+from elastic_runtime.agent.agent import REJOIN, Agent
 from elastic_runtime.agent.settings import AgentSettings
 from elastic_runtime.errors import ConfigurationError, StoreError
-from elastic_runtime.rendezvous.find import Found, find_store
+from elastic_runtime.rendezvous.find import find_store, own_address
 from elastic_runtime.stores.tcp_client import quiet_torch_log
 
 
@@ -20,24 +19,20 @@ def run_agent(settings: AgentSettings) -> int:
         raise ConfigurationError(f"{settings.command[0]!r} is not a program that can be started")
     quiet_torch_log()
     try:
-        found = find_store(
-            settings.endpoint, settings.run_id, may_host=settings.may_host, timeout_s=settings.find_timeout_s
-        )
-        address = settings.local_addr or own_address(found)
-
-        async def main() -> int:
-            return await Agent(settings, found, address).run()
-
-        return asyncio.run(main())
+        exit_code = REJOIN
+        while exit_code == REJOIN:  # each time as a new node, with nothing of the one before
+            exit_code = _take_part(settings)
     except StoreError as error:
         print(f"elasticrun: {error}", file=sys.stderr)
-        return 1
+        exit_code = 1
+    return exit_code
 
 
-def own_address(found: Found) -> str:
-    """The address that peers reach this node at: the endpoint's own if it hosts the store, else the one that the route
-    to the store starts from."""
-    if found.hosts_store:
-        return found.endpoint.host
-    with socket.create_connection((found.endpoint.host, found.endpoint.port), timeout=5.0) as probe:
-        return str(probe.getsockname()[0])
+def _take_part(settings: AgentSettings) -> int:
+    found = find_store(settings.rendezvous, timeout_s=settings.find_timeout_s, silent_after_s=settings.silent_after_s)
+    address = settings.local_addr or own_address(found)
+
+    async def main() -> int:
+        return await Agent(settings, found, address).run()
+
+    return asyncio.run(main())

@@ -9,15 +9,13 @@ from pathlib import Path
 
 from elastic_runtime.core.node import Limits
 from elastic_runtime.core.view import Policy
-from elastic_runtime.rendezvous.find import Endpoint
+from elastic_runtime.rendezvous.find import Rendezvous
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
     command: Sequence[str]  # of a worker
-    run_id: str
-    endpoint: Endpoint
-    may_host: bool | None  # None: if the endpoint is this machine
+    rendezvous: Rendezvous
     policy: Policy
     limits: Limits
     role: str

@@ -35,6 +35,7 @@ from elastic_runtime.core.membership import Close, Hold, Settle, decide
 from elastic_runtime.core.view import Generation, Kind, Policy, View
 from elastic_runtime.core.world import NodeRecord, WorkerId, WorkerPhase
 
+
 @dataclass(slots=True)
 class Coordinator:
     policy: Policy

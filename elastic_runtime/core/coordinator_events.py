@@ -67,7 +67,7 @@ Event = NodeReported | NodeHeard | NodeGone | WriteWon | WriteFailed | JobEnded 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Store this generation as the settled one, with what a successor needs; then report `WriteWon` or `WriteFailed`."""
+    """Store this generation as settled, with what a successor needs; then report `WriteWon` or `WriteFailed`."""
 
     generation: Generation
     handover: Handover

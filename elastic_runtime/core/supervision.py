@@ -42,6 +42,7 @@ class Supervisor:
     node: str
     address: str
     limits: Limits
+    host: str = ""
     mode: Mode = Mode.WAITING
     store_port: int = 0
     meeting_port: int = 0
@@ -81,6 +82,7 @@ class Supervisor:
             draining=self.mode in (Mode.DRAINING, Mode.STOPPING) and not self.given_up,
             group=self.group,
             failed_group=self.failed_group,
+            host=self.host,
             given_up=self.given_up,
         )
 
@@ -123,7 +125,8 @@ class Supervisor:
         if self.mode in (Mode.STOPPING, Mode.SERVING):
             return effects
         if announced.kind is Kind.START:
-            return effects + (self._restart_group(now) if announced.members else [])
+            left_out = not announced.members and self.mode is not Mode.WORKING
+            return effects + ([] if left_out else self._restart_group(now))
         if self.mode in (Mode.WAITING, Mode.WORKING):
             self.mode = Mode.WORKING
             # A slot is empty at a node that joins, and where a worker failed and the restart it asked for never came.
@@ -134,16 +137,20 @@ class Supervisor:
         return effects + [e for slot in self.workers for e in self._tell(slot, noticed_at)]
 
     def _restart_group(self, now: float) -> list[Effect]:
+        """End the group of processes, if there is one, and start the next, if this node is in it."""
         self.mode = Mode.RESTARTING
         self.done = {}
         if not self.workers:
-            self.mode = Mode.WORKING
             return self._start_all()
         reason = self.announced.reason if self.announced else ""
         return [Say(f"the workers are started anew: {reason}"), *self._stop(Signals.SIGTERM, now)]
 
     def _start_all(self) -> list[Effect]:
         assert self.announced is not None
+        if self.announced.kind is Kind.START and not self.announced.members:
+            self.mode, self.group = Mode.WAITING, 0
+            return []
+        self.mode = Mode.WORKING
         if self.announced.kind is Kind.START:
             self.group = self.announced.generation
         self.ending = Ending()
@@ -205,10 +212,7 @@ class Supervisor:
         if self.mode in (Mode.DRAINING, Mode.STOPPING):
             return self._leave_if_empty()
         if self.mode is Mode.RESTARTING:
-            if self.workers:
-                return []
-            self.mode = Mode.WORKING
-            return self._start_all()
+            return [] if self.workers else self._start_all()
         elastic = self.announced is not None and self.announced.kind is Kind.LIVE
         if exit_code == 0 and not elastic:
             worker.phase = WorkerPhase.FINISHED

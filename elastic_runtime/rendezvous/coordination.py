@@ -1,7 +1,7 @@
 """The coordinator's service: links in, the store out, `core/coordinator` in between.
 
-Runs on the event loop of the agent that hosts the store. The only blocking call, writing the header, goes through one
-thread, so that a slow store never delays the sight of a death.
+Runs on an agent's event loop. The only blocking calls, reading and writing the handover, go through one thread, so
+that a slow store never delays the sight of a death. What arrives in one turn of the loop is decided on once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
@@ -32,20 +32,27 @@ from elastic_runtime.core.coordinator_events import (
     WriteFailed,
     WriteWon,
 )
-from elastic_runtime.core.view import Generation
+from elastic_runtime.core.handover import Handover
 from elastic_runtime.errors import StoreError
 from elastic_runtime.journal import Journal
 from elastic_runtime.rendezvous import frames
-from elastic_runtime.rendezvous.find import HEADER, new_token
-from elastic_runtime.stores.base import Store
+from elastic_runtime.rendezvous.documents import handover_from_json, handover_to_json
+from elastic_runtime.rendezvous.find import GENERATION, Coordinates
+from elastic_runtime.stores.base import NOTHING, Store
 
 WRITE_RETRY_S = 0.5
+REACH_S = 3.0
+FENCE_TRIES = 10
 END = "end of the connection"
-TOLD = ("waiting", "evicted", "refused")  # notes that a person should see
+TOLD = ("waiting", "evicted", "refused", "abandoned")  # notes that a person should see
 
 
 class Coordination:
-    """Serve membership until `close`. `on_alone` is called whenever no node but `own_node` is linked."""
+    """Serve membership until `close`: `listen`, then `lead` once the seat is this node's.
+
+    `on_alone` is called whenever no node but the own one is linked, `on_overruled` when another coordinator has written
+    to the store.
+    """
 
     def __init__(
         self,
@@ -56,6 +63,7 @@ class Coordination:
         own_node: str,
         journal: Journal,
         on_alone: Callable[[], None],
+        on_overruled: Callable[[], None],
         tell: Callable[[str], None],
     ) -> None:
         self._machine = machine
@@ -64,8 +72,8 @@ class Coordination:
         self._own_node = own_node
         self._journal = journal
         self._on_alone = on_alone
+        self._on_overruled = on_overruled
         self._tell = tell  # a line for the person who watches
-        self._token = new_token()
         self._links: dict[str, asyncio.StreamWriter] = {}
         self._said_goodbye: set[str] = set()
         self._version = 0
@@ -73,28 +81,48 @@ class Coordination:
         self._writer = ThreadPoolExecutor(1, "elastic-store")
         self._server: asyncio.Server | None = None
         self._loop = asyncio.get_running_loop()
+        self._leads = asyncio.Event()
+        self._events: list[Event] = []
+        self._closed = False
 
-    async def open(self, address: str) -> None:
-        """Listen and publish the header with `address`: from here on nodes can join."""
+    async def listen(self, address: str, token: str) -> Coordinates:
+        """Nodes can connect from here on, and are heard once this coordination leads."""
         sock = frames.listening_socket(address)
+        self._token = token
         self._server = await asyncio.start_server(self._serve, sock=sock, limit=frames.LINE_BYTES)
-        self._address, self._port = address, sock.getsockname()[1]
-        await self._write_header(Generation())
+        return Coordinates(node=self._own_node, address=address, port=sock.getsockname()[1], token=token)
+
+    async def lead(self, lost: Mapping[str, str], waits_s: Mapping[str, float]) -> Handover:
+        """Overrule whoever led before and go on from what was left; see `Coordinator.resume` for the arguments.
+
+        Raises StoreError if the store does not answer; may be repeated then. Returns what was left.
+        """
+        left = await self._loop.run_in_executor(self._writer, self._fence)
+        self._machine.resume(left, lost, waits_s, time.monotonic())
+        self._leads.set()
+        self._step(Tick())
+        return left
+
+    @property
+    def leads(self) -> bool:
+        return self._leads.is_set()
 
     @property
     def others(self) -> int:
         return len(self._links.keys() - {self._own_node})
 
     async def close(self) -> None:
+        self._closed = True
         if self._wake is not None:
             self._wake.cancel()
         if self._server is not None:
             self._server.close()
         for link in list(self._links.values()):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, asyncio.TimeoutError):
                 await asyncio.wait_for(link.drain(), 1.0)
             link.close()
-        self._writer.shutdown(wait=True)
+        self._links.clear()
+        await self._loop.run_in_executor(None, self._writer.shutdown)
 
     # -- links --------------------------------------------------------------------------------------------------------
 
@@ -105,9 +133,15 @@ class Coordination:
             kind, hello = await _next_frame(reader)
             if kind != "hello" or hello.get("token") != self._token or hello.get("run_id") != self._run_id:
                 return
-            node = hello["record"]["node"]
+            await self._leads.wait()
+            record = frames.record_from_json(hello["record"])
+            writer.write(frames.line("welcome"))
+            if unreachable := await _unreachable(record.address, record.meeting_port, writer):
+                writer.write(frames.line("evicted", reason=unreachable, exit_code=2, rejoin=False))
+                return
+            node = record.node
             self._links[node] = writer
-            self._step(NodeReported(frames.record_from_json(hello["record"])))
+            self._step(NodeReported(record))
             kind, fields = await _next_frame(reader)
             while kind != END and self._links.get(node) is writer:  # an evicted node has no say any more
                 self._heard(node, kind, fields)
@@ -142,18 +176,29 @@ class Coordination:
     # -- the machine --------------------------------------------------------------------------------------------------
 
     def _step(self, event: Event) -> None:
-        for effect in self._machine.step(event, time.monotonic()):
+        """Take note; decide at the end of this turn of the loop."""
+        if not self._events:
+            self._loop.call_soon(self._advance)
+        self._events.append(event)
+
+    def _advance(self) -> None:
+        events, self._events = self._events, []
+        if self._closed:
+            return
+        if self._own_node in self._links:
+            events.append(NodeHeard(self._own_node))  # this process runs, whatever its own beats do
+        for effect in self._machine.advance(events, time.monotonic()):
             self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Write(generation):
-                self._loop.create_task(self._write(generation))
+            case Write(generation, handover):
+                self._loop.create_task(self._write(generation.number, handover))
             case Announce(generation, nodes):
                 for node, packet in frames.announcements(generation, nodes).items():
                     self._send(node, packet)
-            case Evict(node, reason, exit_code):
-                self._send(node, frames.line("evicted", reason=reason, exit_code=exit_code))
+            case Evict(node, reason, exit_code, rejoin):
+                self._send(node, frames.line("evicted", reason=reason, exit_code=exit_code, rejoin=rejoin))
                 link = self._links.pop(node, None)
                 if link is not None:
                     link.close()
@@ -161,6 +206,7 @@ class Coordination:
             case End(exit_code, reason):
                 for node in list(self._links):
                     self._send(node, frames.line("closed", exit_code=exit_code, reason=reason))
+                self._loop.create_task(self._write(0, self._machine.handover(closed=(exit_code, reason))))
             case Note(event, reason):
                 if event in TOLD:
                     self._tell(reason)
@@ -185,36 +231,53 @@ class Coordination:
         delay = max(0.0, at - time.monotonic())
         self._wake = self._loop.call_later(delay, lambda: self._step(Tick()))
 
-    async def _write(self, generation: Generation) -> None:
+    # -- the store ----------------------------------------------------------------------------------------------------
+
+    async def _write(self, number: int, handover: Handover) -> None:
         try:
-            await self._write_header(generation)
-        except StoreError:
-            self._step(WriteFailed(generation.number, time.monotonic() + WRITE_RETRY_S))
-        else:
-            self._step(WriteWon(generation.number))
+            won = await self._loop.run_in_executor(self._writer, self._swap, handover)
+        except (StoreError, RuntimeError):  # RuntimeError: this coordination was closed meanwhile
+            self._step(WriteFailed(number, time.monotonic() + WRITE_RETRY_S))
+            return
+        if won:
+            self._step(WriteWon(number))
+        elif not self._closed:
+            self._on_overruled()
 
-    async def _write_header(self, generation: Generation) -> None:
-        """Compare-and-set the header. A lost reply is told from a lost race by the writer that stands there."""
-        value = {
-            "run_id": self._run_id,
-            "address": self._address,
-            "port": self._port,
-            "token": self._token,
-            "generation": generation.number,
-            "kind": generation.kind,
-            "size": len(generation.world),
-            "store": [generation.store_host, generation.store_port],
-        }
+    def _swap(self, handover: Handover) -> bool:
+        """Compare-and-set. A lost reply is told from a lost race by the writer that stands there."""
+        document = {"token": self._token, **handover_to_json(handover)}
+        won, entry = self._store.swap(GENERATION, document, self._version)
+        if not won and entry.writer == self._store.writer:  # on top of one whose answer was lost
+            won, entry = self._store.swap(GENERATION, document, entry.version)
+        if won:
+            self._version = entry.version
+        return won
 
-        def write() -> int:
-            won, entry = self._store.swap(HEADER, value, self._version)
-            if not won and entry.writer == self._store.writer and entry.value != value:
-                won, entry = self._store.swap(HEADER, value, entry.version)  # on top of one whose answer was lost
-            if not won and not (entry.writer == self._store.writer and entry.value == value):
-                raise StoreError(f"another coordinator ({entry.writer}) wrote the header of {self._run_id!r}")
-            return entry.version
+    def _fence(self) -> Handover:
+        """Read what the coordinator before has left, and write it again: from now on its writes lose."""
+        for _ in range(FENCE_TRIES):
+            entry = self._store.get(GENERATION) or NOTHING
+            left = handover_from_json(entry.value) if entry.version else Handover()
+            self._version = entry.version
+            won, after = self._store.swap(GENERATION, {"token": self._token, **handover_to_json(left)}, entry.version)
+            if won:
+                self._version = after.version
+                return left
+        raise StoreError(f"others keep writing the generations of {self._run_id!r}")
 
-        self._version = await self._loop.run_in_executor(self._writer, write)
+
+async def _unreachable(address: str, port: int, link: asyncio.StreamWriter) -> str:
+    """Why other nodes cannot reach the address that a node announces; empty if they can."""
+    if link.get_extra_info("peername")[0] == address:
+        return ""
+    try:
+        _, probe = await asyncio.wait_for(asyncio.open_connection(address, port), REACH_S)
+    except (OSError, TimeoutError) as error:
+        why = str(error) or f"no answer within {REACH_S:g} s"
+        return f"its address {address!r} cannot be reached from the coordinator ({why}): set --local-addr"
+    probe.close()
+    return ""
 
 
 async def _next_frame(reader: asyncio.StreamReader) -> tuple[str, dict[str, Any]]:

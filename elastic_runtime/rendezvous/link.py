@@ -14,32 +14,56 @@ from elastic_runtime.rendezvous import frames
 from elastic_runtime.rendezvous.find import Coordinates
 
 BEAT_S = 0.5
-HOST_SILENT_AFTER_S = 10.0  # without it nothing can be settled, so it is given longer than others
+CONNECT_S = 1.0  # a machine that is there answers in milliseconds
+WELCOME_S = 10.0  # a coordinator that has just begun reads the store first
+
+
+class Refused(StoreError):
+    """Evidence: no process listens there, or not the coordinator whose token this is."""
 
 
 class Link:
-    """`on_frame(kind, fields)` for each frame, `on_lost(reason)` once when the coordinator is gone."""
+    """`on_frame(kind, fields)` for each frame; `lost` is done, with a reason, when the connection is over."""
 
-    def __init__(self, on_frame: Callable[[str, dict[str, Any]], None], on_lost: Callable[[str], None]) -> None:
-        self._on_frame, self._on_lost = on_frame, on_lost
+    def __init__(self, on_frame: Callable[[str, dict[str, Any]], None]) -> None:
+        self._on_frame = on_frame
         self._tasks: list[asyncio.Task[None]] = []
         self._writer: asyncio.StreamWriter | None = None
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def open(self, coordinates: Coordinates, run_id: str, record: NodeRecord) -> None:
-        """Connect and introduce this node. Raises StoreError if nobody answers there."""
+    async def open(self, to: Coordinates, run_id: str, record: NodeRecord, *, silent_after_s: float) -> None:
+        """Connect, introduce this node, and wait to be welcomed.
+
+        Raises Refused if nobody listens there, StoreError if nobody answers. `silent_after_s`: how long the other
+        machine may leave beats unacknowledged before the connection is lost.
+        """
+        where = f"{to.address}:{to.port}"
         try:
-            reader, self._writer = await asyncio.open_connection(
-                coordinates.address, coordinates.port, limit=frames.LINE_BYTES
-            )
-        except OSError as error:
-            where = f"{coordinates.address}:{coordinates.port}"
-            raise StoreError(f"the coordinator at {where} does not answer: {error.strerror or error}") from error
+            connecting = asyncio.open_connection(to.address, to.port, limit=frames.LINE_BYTES)
+            reader, writer = await asyncio.wait_for(connecting, CONNECT_S)
+        except ConnectionRefusedError as error:
+            raise Refused(f"the coordinator at {where} refuses connections") from error
+        except (OSError, TimeoutError) as error:
+            why = str(error) or f"no connection within {CONNECT_S:g} s"
+            raise StoreError(f"the coordinator at {where} does not answer: {why}") from error
         # The beats go one way: their being acknowledged is what shows that the other host is there.
-        sock = self._writer.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(HOST_SILENT_AFTER_S * 1000))
-        hello = frames.line("hello", token=coordinates.token, run_id=run_id, record=frames.record_to_json(record))
-        self._writer.write(hello)
-        self._tasks = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._beat())]
+        self._writer = writer
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silent_after_s * 1000))
+        self._send(frames.line("hello", token=to.token, run_id=run_id, record=frames.record_to_json(record)))
+        try:
+            async with asyncio.timeout(WELCOME_S):
+                first = await reader.readline()
+        except TimeoutError as error:
+            writer.close()
+            raise StoreError(f"the coordinator at {where} accepts connections and does not answer") from error
+        except OSError:
+            first = b""
+        if not first:
+            writer.close()
+            raise Refused(f"{where} closes the connection: the coordinator is gone from there")
+        self._beating = asyncio.create_task(self._beat())
+        self._tasks = [self._beating, asyncio.create_task(self._read(reader, first))]
         for task in self._tasks:
             task.add_done_callback(_report_bug)
 
@@ -63,18 +87,19 @@ class Link:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(packet)
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self, reader: asyncio.StreamReader, text: bytes) -> None:
         reason = "it closed the connection"
-        while True:
+        while text:
+            self._on_frame(*frames.parse(text))
             try:
                 text = await reader.readline()
             except OSError as error:
-                reason = str(error.strerror or error)
-                break
-            if not text:
-                break
-            self._on_frame(*frames.parse(text))
-        self._on_lost(reason)
+                reason, text = str(error.strerror or error), b""
+        self._beating.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        if not self.lost.done():
+            self.lost.set_result(reason)
 
     async def _beat(self) -> None:
         while True:

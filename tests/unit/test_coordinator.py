@@ -28,7 +28,9 @@ from elastic_runtime.core.world import NodeRecord, WorkerId, WorkerPhase, Worker
 
 
 def record(name: str, *workers: WorkerRecord, **more: Any) -> NodeRecord:
-    return NodeRecord(node=name, address=name, slots=1, **{"store_port": 10, "group": int(bool(workers)), **more}, workers=workers)
+    return NodeRecord(
+        node=name, address=name, slots=1, **{"store_port": 10, "group": int(bool(workers)), **more}, workers=workers
+    )
 
 
 def ready(spawn: int = 1, **more: Any) -> WorkerRecord:

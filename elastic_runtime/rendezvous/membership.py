@@ -1,0 +1,317 @@
+"""A node's place in its job: linked to the coordinator, and coordinating itself when it holds the seat.
+
+What to do about the seat is decided in `core/succession`; here it is found out how things stand, and done. While the
+store or the coordinator is away the workers train on: nothing here touches them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from elastic_runtime.core.succession import Await, Claim, Connect, GiveUp, Situation, next_move
+from elastic_runtime.core.world import NodeRecord
+from elastic_runtime.errors import StoreError
+from elastic_runtime.rendezvous.coordination import Coordination
+from elastic_runtime.rendezvous.find import GENERATION, Coordinates, Found, new_token
+from elastic_runtime.rendezvous.link import Link, Refused
+from elastic_runtime.stores.base import Holder
+
+T = TypeVar("T")
+
+STORE_RETRY_S = 1.0
+WATCH_S = 60.0
+FIXED_HOST_SILENT_S = 10.0  # where the seat cannot move nothing can be settled without it: it is given longer
+PREDECESSOR_WAIT_S = 1.0  # for the node of a coordinator that lost its seat by silence
+
+
+class Membership:
+    """`record()` is this node's present record, `on_frame(kind, fields)` is called for what the coordinator sends,
+    `on_over(reason)` once when this node cannot take part any more, `note(event, reason)` for the journal."""
+
+    def __init__(
+        self,
+        found: Found,
+        *,
+        run_id: str,
+        node: str,
+        address: str,
+        silent_after_s: float,
+        record: Callable[[], NodeRecord],
+        coordination: Callable[[Callable[[], None]], Coordination],
+        on_frame: Callable[[str, dict[str, Any]], None],
+        on_over: Callable[[str], None],
+        note: Callable[[str, str], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._found = found
+        self._run_id, self._node, self._address = run_id, node, address
+        self._silent_after_s = silent_after_s
+        self._record, self._new_coordination = record, coordination
+        self._on_frame, self._on_over = on_frame, on_over
+        self._note, self._tell = note, tell
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(3, "elastic-seat")
+        self._task: asyncio.Task[None] | None = None
+        self._joined: asyncio.Future[None] = self._loop.create_future()
+        self.coordination: Coordination | None = None
+        self.coordinates: Coordinates | None = None  # of the coordinator that this node is or was linked to
+        self._link: Link | None = None
+        self._listens: Coordinates | None = None
+        self._holder: Holder | None = None
+        self._term = 0  # of the last coordinator this node knew, and what became of the connection to it
+        self._refused = self._silent = self._mine = 0
+        self._empty_since: float | None = None
+        self._store_is_out = False
+        self._overruled = asyncio.Event()
+        self._watching: tuple[int, asyncio.Future[tuple[bool, Holder | None]]] | None = None
+
+    async def open(self) -> None:
+        """Join. Returns once this node is linked. Raises StoreError if that cannot be."""
+        self._task = asyncio.create_task(self._keep())
+        await asyncio.wait({self._task, self._joined}, return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            self._task.result()
+        self._task.add_done_callback(self._ended)
+
+    def publish(self, record: NodeRecord) -> None:
+        if self._link is not None:  # otherwise the next hello carries it
+            self._link.publish(record)
+
+    def end_job(self, exit_code: int, reason: str) -> None:
+        if self._link is not None:
+            self._link.end_job(exit_code, reason)
+
+    @property
+    def others(self) -> int:
+        """How many other nodes are linked, where this one coordinates."""
+        return self.coordination.others if self.coordination is not None else 0
+
+    async def close(self) -> None:
+        """Leave, with a goodbye; give the seat up."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, StoreError):
+                await self._task
+        if self._link is not None:
+            await self._link.close()
+        if self.coordination is not None:
+            with contextlib.suppress(StoreError):
+                await self._ask(self._found.seat.release)
+            await self.coordination.close()
+        self._found.store.close()
+        self._threads.shutdown(wait=False)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, StoreError):
+            self._on_over(str(error))
+        elif error is not None:
+            self._loop.call_exception_handler({"message": "membership", "exception": error})
+
+    # -- the seat -----------------------------------------------------------------------------------------------------
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await self._go_on()
+                self._store_is_out = False
+            except StoreError as error:
+                if not self._found.passes_on:
+                    where = f"the agent that serves the store at {self._found.where}"
+                    raise StoreError(f"{where} is gone ({error}): the job cannot go on without it") from error
+                if not self._joined.done():
+                    raise
+                if not self._store_is_out:
+                    self._store_is_out = True
+                    self._note("store_out", f"the store at {self._found.where} cannot be reached: {error}")
+                    self._tell(
+                        f"the store at {self._found.where} cannot be reached: training goes on, membership waits"
+                    )
+                await asyncio.sleep(STORE_RETRY_S)
+
+    async def _go_on(self) -> None:
+        """Look, decide, do; then wait for news."""
+        self._see(await self._ask(self._found.seat.holder))
+        now = time.monotonic()
+        match next_move(self._situation(), now, reclaim_s=self._silent_after_s / 6):
+            case Claim(over=over, reason=reason):
+                await self._claim(over, reason)
+            case Connect():
+                if self._link is None:
+                    await self._connect()
+                if self._link is not None:
+                    await self._news()
+            case Await(reason=reason, until=until):
+                self._note("awaits", reason)
+                await self._news(for_s=None if until is None else max(0.0, until - now))
+            case GiveUp(reason=reason):
+                raise StoreError(reason)
+
+    def _situation(self) -> Situation:
+        holder = self._holder
+        return Situation(
+            may_claim=self._found.passes_on or self._found.hosts_store,
+            passes_on=self._found.passes_on,
+            term=holder.term if holder else 0,
+            holder=str(holder.value["node"]) if holder else "",
+            mine=holder is not None and holder.term == self._mine,
+            coordinating=self.coordination is not None,
+            linked=self._link is not None,
+            refused=self._refused,
+            silent=self._silent,
+            empty_since=self._empty_since,
+        )
+
+    def _see(self, holder: Holder | None) -> None:
+        """Take in who holds the seat; drop what belongs to another holder than that."""
+        self._holder = holder
+        if holder is None:
+            self._empty_since = time.monotonic() if self._empty_since is None else self._empty_since
+            return
+        self._empty_since = None
+        self._term = holder.term
+        value = holder.value
+        there = Coordinates(node=value["node"], address=value["address"], port=value["port"], token=value["token"])
+        if there != self.coordinates:
+            self.coordinates = there
+            if self._link is not None:
+                self._loop.create_task(self._link.close())
+                self._link = None
+        if self.coordination is not None and there != self._listens:
+            self._note("overruled", f"{there.node} coordinates now")
+            self._stop_coordinating()
+
+    def _stop_coordinating(self) -> None:
+        coordination, self.coordination = self.coordination, None
+        self._listens = None
+        self._overruled.clear()
+        if coordination is not None:
+            self._loop.create_task(coordination.close())
+
+    async def _claim(self, over: int, reason: str) -> None:
+        predecessor = self.coordinates
+        token = predecessor.token if predecessor is not None else await self._ask(self._known_token)
+        if self.coordination is None:
+            self.coordination = self._new_coordination(self._overruled.set)
+            self._listens = await self.coordination.listen(self._address, token)
+        assert self._listens is not None
+        there = self._listens
+        value = {
+            "run_id": self._run_id,
+            "node": there.node,
+            "address": there.address,
+            "port": there.port,
+            "token": there.token,
+        }
+        holder = await self._ask(lambda: self._found.seat.claim(value, over))
+        if holder is None:
+            if not self.coordination.leads:
+                self._stop_coordinating()
+            return  # somebody was faster; the next look shows who
+        self._mine = holder.term
+        self._note("coordinates", reason)
+        if not self.coordination.leads:
+            await self._lead(self.coordination, *self._missing(predecessor, over, reason))
+
+    async def _lead(self, coordination: Coordination, lost: Mapping[str, str], waits_s: Mapping[str, float]) -> None:
+        left = await coordination.lead(lost, waits_s)
+        if left.closed is not None and self._joined.done():  # its end had not come to this node's ears
+            await self._ask(self._found.seat.release)
+            self._stop_coordinating()
+            self._on_frame("closed", {"exit_code": left.closed[0], "reason": left.closed[1]})
+            await self._loop.create_future()
+
+    def _missing(
+        self, predecessor: Coordinates | None, over: int, reason: str
+    ) -> tuple[Mapping[str, str], Mapping[str, float]]:
+        """What is known of the coordinator before: that its node is gone, or how long it may take to show itself."""
+        if predecessor is None or predecessor.node == self._node:
+            return {}, {}
+        if over == self._refused != 0:
+            return {predecessor.node: reason.partition(": ")[2] or reason}, {}
+        if self._term in (self._refused, self._silent):
+            return {predecessor.node: "was silent, and its lease ran out"}, {}
+        return {}, {predecessor.node: PREDECESSOR_WAIT_S}
+
+    def _known_token(self) -> str:
+        entry = self._found.store.get(GENERATION)
+        return str(entry.value["token"]) if entry is not None else new_token()
+
+    async def _ask(self, call: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(self._threads, call)
+
+    # -- the link -----------------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> None:
+        assert self.coordinates is not None
+        if self.coordination is not None and not self.coordination.leads:
+            await self._lead(self.coordination, {}, {})
+        link, term = Link(self._on_frame), self._term
+        silent_after_s = max(1.0, self._silent_after_s - 1.0) if self._found.passes_on else FIXED_HOST_SILENT_S
+        opening = asyncio.ensure_future(
+            link.open(self.coordinates, self._run_id, self._record(), silent_after_s=silent_after_s)
+        )
+        try:
+            await self._news(opening)
+            if not opening.done():  # the seat has changed meanwhile
+                opening.cancel()
+                await link.close()
+                return
+            opening.result()
+        except Refused as error:
+            self._refused = term
+            self._note("unlinked", str(error))
+        except StoreError as error:
+            self._silent = term
+            self._note("unlinked", str(error))
+        else:
+            self._link = link
+            if not self._joined.done():
+                self._joined.set_result(None)
+        finally:
+            opening.cancel()
+
+    async def _news(self, other: asyncio.Future[Any] | None = None, *, for_s: float | None = None) -> None:
+        """Wait until the seat changes, the link is lost, this coordinator is overruled, or `other` is done."""
+        overruled = asyncio.ensure_future(self._overruled.wait())
+        awaited: set[asyncio.Future[Any]] = {overruled}
+        if other is not None:
+            awaited.add(other)
+        if self._link is not None:
+            awaited.add(self._link.lost)
+        if self._found.passes_on or self._link is None:  # a seat that cannot move need not be watched from a link
+            awaited.add(self._watch())
+        try:
+            await asyncio.wait(awaited, timeout=for_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            overruled.cancel()
+        if self._watching is not None and self._watching[1].done():
+            watched, self._watching = self._watching[1], None
+            watched.result()
+        if self._overruled.is_set():
+            self._note("overruled", "another coordinator has written to the store")
+            self._stop_coordinating()
+        if self._link is not None and self._link.lost.done():
+            self._note("unlinked", self._link.lost.result())
+            self._link = None
+
+    def _watch(self) -> asyncio.Future[tuple[bool, Holder | None]]:
+        """A blocked call to the store, that ends when the seat is not held under the present term any more."""
+        term = self._holder.term if self._holder else 0
+        if self._watching is None or self._watching[0] != term:
+            call = self._loop.run_in_executor(self._threads, self._found.seat.wait, term, WATCH_S)
+            call.add_done_callback(_look_at)
+            self._watching = (term, call)
+        return self._watching[1]
+
+
+def _look_at(call: asyncio.Future[Any]) -> None:
+    if not call.cancelled():
+        call.exception()
