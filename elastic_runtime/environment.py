@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 from elastic_runtime.core.messages import World
 from elastic_runtime.errors import ConfigurationError
@@ -65,3 +67,13 @@ def publish_world(world: World) -> None:
         MASTER_ADDR=world.store_host,
         MASTER_PORT=str(world.master_port),
     )
+
+
+def doorplate_directories() -> list[Path]:
+    """Where this user's agents on this machine are found: the first one is this process's own.
+
+    An agent that a batch system or a service started may have been given no XDG_RUNTIME_DIR.
+    """
+    temporary = Path(tempfile.gettempdir()) / f"elasticrun-{os.geteuid()}"
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return [Path(runtime) / "elasticrun", temporary] if runtime else [temporary]
