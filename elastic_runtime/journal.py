@@ -13,6 +13,7 @@ class Journal:
     """Append-only. A line is one write: several processes may share a file, and it survives a SIGKILL of the writer."""
 
     def __init__(self, path: Path, node: str) -> None:
+        self.path = path
         self._node = node
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 

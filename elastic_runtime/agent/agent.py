@@ -14,12 +14,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
-from torch.distributed import TCPStore
-
 from elastic_runtime.agent.account import Account
+from elastic_runtime.agent.doorplate import Doorplate
+from elastic_runtime.agent.group_stores import GroupStores
 from elastic_runtime.agent.processes import Process, start_process
 from elastic_runtime.agent.settings import AgentSettings
 from elastic_runtime.agent.worker_environment import JobFacts, worker_environment
@@ -53,10 +52,8 @@ from elastic_runtime.rendezvous.coordination import Coordination
 from elastic_runtime.rendezvous.find import Found
 from elastic_runtime.rendezvous.meeting import Meeting
 from elastic_runtime.rendezvous.membership import Membership
-from elastic_runtime.stores.resolver import without_dns
 
 REJOIN = -1  # instead of an exit code: this node was declared gone and may come back as another one
-STORES_KEPT = 2  # of groups of processes this node serves: the one that ends and the one that starts
 
 
 class Agent:
@@ -69,9 +66,10 @@ class Agent:
         limits = replace(settings.limits, serves_store=found.hosts_store)
         self._machine = Supervisor(node=self._node, address=address, host=socket.gethostname(), limits=limits)
         self._processes: dict[tuple[int, int], Process] = {}
-        self._stores: list[TCPStore] = []
+        self._stores = GroupStores(timeout_s=settings.find_timeout_s)
         self._meeting = Meeting()
         self._membership: Membership
+        self._doorplate = Doorplate(self._say)
         self._wake: asyncio.TimerHandle | None = None
         self._exit: asyncio.Future[int]
         self._account = Account(self._journal, self._say)
@@ -94,13 +92,20 @@ class Agent:
             self._loop.add_signal_handler(number, self._step, Interrupted(number))
         try:
             self._machine.meeting_port = await self._meeting.open(self._address)
-            self._machine.store_port = await self._loop.run_in_executor(None, self._open_store)
+            self._machine.store_port = await self._loop.run_in_executor(None, self._stores.open)
             self._machine.published = self._machine.record()
             await self._membership.open()
+            await self._doorplate.open(self._describe)
             self._note("agent_started", "", pid=os.getpid(), slots=self._settings.limits.slots)
             return await self._exit
         finally:
             await self._close()
+
+    def _describe(self) -> dict[str, Any]:
+        """What `elasticctl` on this machine needs to reach the coordinator."""
+        settings, there = self._settings, self._membership.coordinates
+        facts = {"run_id": settings.rendezvous.run_id, "node": self._node, "run_dir": str(settings.run_dir)}
+        return facts if there is None else {**facts, "address": there.address, "port": there.port, "token": there.token}
 
     def _new_membership(self) -> Membership:
         return Membership(
@@ -138,9 +143,10 @@ class Agent:
         for process in self._processes.values():
             process.signal_group(signal.SIGKILL)
             process.reap()
+        self._doorplate.close()
         await self._membership.close()
         self._meeting.close()
-        self._stores.clear()
+        self._stores.close()
         self._journal.close()
 
     def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -173,6 +179,8 @@ class Agent:
                     self._say(f"the job ends: {reason}")
                 self._note("closed", reason, exit_code=code)
                 self._step(JobClosed(code, reason))
+            case "drain" if self._machine.mode in (Mode.WAITING, Mode.WORKING):  # a second signal would be no drain
+                self._step(Interrupted(signal.SIGTERM))
             case "evicted" if fields["rejoin"]:
                 self._say(f"the job went on without this node ({fields['reason']}): it joins anew, with new workers")
                 if not self._exit.done():
@@ -235,7 +243,7 @@ class Agent:
             case Publish(record):
                 self._membership.publish(record)
             case OpenStore():
-                opening = self._loop.run_in_executor(None, self._open_store)
+                opening = self._loop.run_in_executor(None, self._stores.open)
                 opening.add_done_callback(lambda done: self._step(StoreOpened(done.result())))
             case EndJob(exit_code, reason):
                 self._membership.end_job(exit_code, reason)
@@ -261,15 +269,6 @@ class Agent:
         self._loop.add_reader(process.pidfd, self._on_exit, key)
         self._loop.add_reader(ours.fileno(), self._on_packet, key)
         self._note("worker_started", "", slot=start.slot, spawn=start.spawn, pid=process.pid)
-
-    def _open_store(self) -> int:
-        """A store for one group of processes to come. Not on the loop: torch may take its time."""
-        limit = timedelta(seconds=self._settings.find_timeout_s)
-        with without_dns():
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=limit)
-        self._stores = [*self._stores, store][-(STORES_KEPT + 1) :]
-        port: int = store.port
-        return port
 
     def _wake_at(self, at: float) -> None:
         if self._wake is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from elastic_runtime.core.admission import FOREIGN, is_foreign, other_front, took_part
+from elastic_runtime.core.admission import turn_away
 from elastic_runtime.core.coordinator_events import (
     Announce,
     Effect,
@@ -28,42 +28,22 @@ from elastic_runtime.core.coordinator_events import (
     WriteFailed,
     WriteWon,
 )
-from elastic_runtime.core.flapping import Flapping
 from elastic_runtime.core.handover import Gathering, Handover, last_trained
-from elastic_runtime.core.liveness import Liveness
+from elastic_runtime.core.known import Known
 from elastic_runtime.core.membership import Close, Hold, Settle, decide
-from elastic_runtime.core.view import Generation, Kind, Policy, View
-from elastic_runtime.core.world import NodeRecord, WorkerId, WorkerPhase
+from elastic_runtime.core.view import Generation, Kind
+from elastic_runtime.core.world import NodeRecord, WorkerPhase
 
 
 @dataclass(slots=True)
-class Coordinator:
-    policy: Policy
-    silent_after_s: float = 3.0
-    generation: Generation = field(default_factory=Generation)
-    settled_at: float = 0.0
-    nodes: dict[str, NodeRecord] = field(default_factory=dict)
-    joined_at: dict[str, float] = field(default_factory=dict)
-    ready_since: dict[str, float] = field(default_factory=dict)
-    gone: dict[str, str] = field(default_factory=dict)  # what the settled world lost, and why
-    seniority: dict[WorkerId, int] = field(default_factory=dict)
-    used_ports: dict[str, int] = field(default_factory=dict)
-    broken_since: float | None = None
-    below_min_since: float | None = None
-    trained: Generation = field(default_factory=Generation)  # the last one that some worker adopted
+class Coordinator(Known):
     numbered: int = 0  # the highest number ever written: a write that failed may have been applied all the same
     writing: Generation | None = None
     retry_at: float | None = None
     ended: bool = False
     last_reason: str = ""
-    target: int | None = None  # at most so many nodes take part
     gathering: Gathering = field(default_factory=Gathering)  # after another coordinator
-    flapping: Flapping = field(default_factory=Flapping)
     look_at: float = 0.0  # when the driver's timer goes off
-    liveness: Liveness = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.liveness = Liveness(silent_after_s=self.silent_after_s)
 
     def resume(self, handover: Handover, lost: Mapping[str, str], waits_s: Mapping[str, float], now: float) -> None:
         """Start from what another coordinator left. `lost`: nodes known to be gone, and why. `waits_s`: how long to
@@ -133,8 +113,11 @@ class Coordinator:
 
     def _reported(self, record: NodeRecord, now: float) -> list[Effect]:
         known = self.nodes.get(record.node)
-        if known is None and (refused := self._turn_away(record)):
-            return refused
+        world = {*self.generation.world, *self.trained.world} if self.generation.kind is Kind.LIVE else set()
+        expected = known is not None or self.gathering.expects(record.node)
+        if (turned_away := turn_away(record, self.nodes, world, expected=expected)) is not None:
+            self._forget(record.node, turned_away.reason, now)
+            return [turned_away, Note("refused", f"{record.node}: {turned_away.reason}")]
         self.nodes[record.node] = record
         self.gathering.arrived(record.node)
         self.liveness.heard(record.node, now)
@@ -148,10 +131,6 @@ class Coordinator:
             self.ready_since.pop(record.node, None)
         if any(w.broken == self.generation.number for w in record.workers) and self.generation.number:
             self.broken_since = now if self.broken_since is None else self.broken_since
-        world = {*self.generation.world, *self.trained.world}
-        if self.generation.kind is Kind.LIVE and is_foreign(record, self.nodes.values(), world):
-            self._forget(record.node, FOREIGN, now)
-            return [Evict(record.node, FOREIGN, exit_code=2), Note("refused", f"{record.node}: {FOREIGN}")]
         if known is not None:
             return []
         self.joined_at[record.node] = now
@@ -159,34 +138,6 @@ class Coordinator:
         if self.generation.number:
             effects.append(Announce(self.generation, (record.node,)))
         return effects
-
-    def _turn_away(self, record: NodeRecord) -> list[Effect]:
-        if reason := other_front(record, self.nodes.values()):
-            return [Evict(record.node, reason, exit_code=2), Note("refused", f"{record.node}: {reason}")]
-        if took_part(record) and not self.gathering.expects(record.node):
-            reason = "the job went on without it"
-            return [Evict(record.node, reason, rejoin=True), Note("evicted", f"{record.node}: {reason}")]
-        return []
-
-    def _note_losses(self, record: NodeRecord) -> None:
-        if self.generation.kind is not Kind.LIVE:
-            return
-        here = {record.worker_id(w) for w in record.workers}
-        for worker in self.generation.world:
-            if worker.node == record.node and worker not in here:
-                self.gone[f"{worker.node}/{worker.slot}"] = f"worker {worker.slot} of {worker.node} died"
-
-    def _forget(self, node: str, reason: str, now: float) -> None:
-        record = self.nodes.pop(node, None)
-        if record is None:
-            return
-        self.liveness.forget(node)
-        for table in (self.joined_at, self.ready_since, self.used_ports):
-            table.pop(node, None)
-        if any(worker.node == node for worker in self.generation.world):
-            self.gone[node] = f"node {node} {reason}"
-            if not record.draining:
-                self.flapping.lost(record.host, now)
 
     def _evict_silent(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -196,17 +147,6 @@ class Coordinator:
             self._note_silent_peer(node, reason)
             effects += [Evict(node, reason, rejoin=True), Note("evicted", f"{node} {reason}")]
         return effects
-
-    def _note_silent_peer(self, node: str, reason: str) -> None:
-        """Until a planned world is adopted the one before it trains on, and a silent death breaks nothing there: its
-        workers would wait for ever, and the planned world for them."""
-        train_on = self.generation.planned and any(
-            record.worker_id(w) in self.trained.world and w.adopted == self.trained.number
-            for record in self.nodes.values()
-            for w in record.workers
-        )
-        if train_on and any(worker.node == node for worker in self.trained.world):
-            self.gone[node] = f"node {node} {reason}"
 
     def _gather(self, now: float) -> list[Effect]:
         """Nodes of the coordinator before come to this one; who is late is gone."""
@@ -224,30 +164,6 @@ class Coordinator:
             self.trained = last_trained(handover, self.nodes.values())
             note = Note("resumed", f"{len(here)} of {len(handover.nodes)} node(s) came to the new coordinator")
         return [note, *self._decide(now)]
-
-    def _miss(self, lost: Mapping[str, str]) -> None:
-        for node, reason in lost.items():
-            if any(worker.node == node for worker in self.generation.world):
-                self.gone[node] = f"node {node} {reason}"
-            self._note_silent_peer(node, reason)
-
-    def view(self, now: float) -> View:
-        return View(
-            held_back={n: at for n, r in self.nodes.items() if (at := self.flapping.free_at(r.host, now)) > now},
-            target=self.target,
-            policy=self.policy,
-            generation=self.generation,
-            settled_at=self.settled_at,
-            nodes=self.nodes,
-            gone=self.gone,
-            seniority=self.seniority,
-            trained=self.trained,
-            used_ports=self.used_ports,
-            broken_since=self.broken_since,
-            below_min_since=self.below_min_since,
-            joined_at=self.joined_at,
-            ready_since=self.ready_since,
-        )
 
     def _decide(self, now: float) -> list[Effect]:
         view = self.view(now)
@@ -280,22 +196,6 @@ class Coordinator:
                 wake = [at for at in (until, min(view.held_back.values(), default=None)) if at is not None]
                 return effects + ([WakeAt(min(wake))] if wake else [])
 
-    def _handover(self, generation: Generation, closed: tuple[int, str] | None) -> Handover:
-        known = {record.worker_id(w) for record in self.nodes.values() for w in record.workers}
-        seniority = {w: g for w, g in self.seniority.items() if w in known}
-        if generation.kind is Kind.LIVE:
-            seniority |= {w: generation.number for w in generation.world if w not in seniority}
-        return Handover(
-            generation=generation,
-            previous=self.generation,
-            trained=self.trained,
-            seniority=seniority,
-            used_ports=self.used_ports,
-            nodes=tuple(self.nodes),
-            target=self.target,
-            closed=closed,
-        )
-
     def _settled(self, generation: Generation, now: float) -> list[Effect]:
         self.writing = None
         if any(self._adopted(worker) for worker in self.generation.world):
@@ -305,11 +205,7 @@ class Coordinator:
         self.gone = {}
         if generation.kind is Kind.START:
             self.used_ports[generation.world[0].node] = generation.store_port
-        for worker in generation.world:
-            if generation.kind is Kind.LIVE:
-                self.seniority.setdefault(worker, generation.number)
-        known = {record.worker_id(w) for record in self.nodes.values() for w in record.workers}
-        self.seniority = {w: g for w, g in self.seniority.items() if w in known}
+        self.seniority = self._seniority_in(generation)
         # Whoever died while the write was under way is a loss of the new world too.
         for record in self.nodes.values():
             self._note_losses(record)
@@ -320,11 +216,6 @@ class Coordinator:
             if node not in self.nodes:
                 self._note_silent_peer(node, "died")
         return [Note("settled", generation.reason), Announce(generation, tuple(self.nodes))]
-
-    def _adopted(self, worker: WorkerId) -> bool:
-        record = self.nodes.get(worker.node)
-        number = self.generation.number
-        return record is not None and any(record.worker_id(w) == worker and w.adopted >= number for w in record.workers)
 
     def _end(self, exit_code: int, reason: str) -> list[Effect]:
         self.ended = True

@@ -77,3 +77,16 @@ def _empty(situation: Situation, now: float, reclaim_s: float) -> Move:
     if situation.linked and situation.empty_since is not None and now < situation.empty_since + reclaim_s:
         return Await(reason="the coordinator has lost its seat", until=situation.empty_since + reclaim_s)
     return Claim(over=0, reason="nobody coordinated")
+
+
+def why_lost(situation: Situation, over: int, term: int) -> str:
+    """What is known to have become of the coordinator of `term`, the last before a claim over `over`; empty: nothing.
+
+    One whose machine refused a connection is gone; one that did not answer this node, and let its lease run out, too.
+    Of any other its own node may still come.
+    """
+    if over and over == situation.refused:
+        return "refuses connections: its process is gone"
+    if term and term in (situation.refused, situation.silent):
+        return "was silent, and its lease ran out"
+    return ""

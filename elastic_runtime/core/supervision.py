@@ -142,8 +142,8 @@ class Supervisor:
         self.done = {}
         if not self.workers:
             return self._start_all()
-        reason = self.announced.reason if self.announced else ""
-        return [Say(f"the workers are started anew: {reason}"), *self._stop(Signals.SIGTERM, now)]
+        assert self.announced is not None
+        return [Say(f"the workers are started anew: {self.announced.reason}"), *self._stop(Signals.SIGTERM, now)]
 
     def _start_all(self) -> list[Effect]:
         assert self.announced is not None

@@ -35,14 +35,14 @@ from elastic_runtime.core.coordinator_events import (
 from elastic_runtime.core.handover import Handover
 from elastic_runtime.errors import StoreError
 from elastic_runtime.journal import Journal
-from elastic_runtime.rendezvous import frames
-from elastic_runtime.rendezvous.documents import handover_from_json, handover_to_json
-from elastic_runtime.rendezvous.find import GENERATION, Coordinates
-from elastic_runtime.stores.base import NOTHING, Store
+from elastic_runtime.rendezvous import control, frames
+from elastic_runtime.rendezvous.find import Coordinates
+from elastic_runtime.rendezvous.governor import JobGovernor
+from elastic_runtime.rendezvous.kept import KeptHandover
+from elastic_runtime.stores.base import Store
 
 WRITE_RETRY_S = 0.5
 REACH_S = 3.0
-FENCE_TRIES = 10
 END = "end of the connection"
 TOLD = ("waiting", "evicted", "refused", "abandoned")  # notes that a person should see
 
@@ -76,7 +76,6 @@ class Coordination:
         self._tell = tell  # a line for the person who watches
         self._links: dict[str, asyncio.StreamWriter] = {}
         self._said_goodbye: set[str] = set()
-        self._version = 0
         self._wake: asyncio.TimerHandle | None = None
         self._writer = ThreadPoolExecutor(1, "elastic-store")
         self._server: asyncio.Server | None = None
@@ -88,16 +87,27 @@ class Coordination:
     async def listen(self, address: str, token: str) -> Coordinates:
         """Nodes can connect from here on, and are heard once this coordination leads."""
         sock = frames.listening_socket(address)
-        self._token = token
+        port = sock.getsockname()[1]
+        self._coordinates = Coordinates(node=self._own_node, address=address, port=port, token=token)
+        self._kept = KeptHandover(self._store, token)
         self._server = await asyncio.start_server(self._serve, sock=sock, limit=frames.LINE_BYTES)
-        return Coordinates(node=self._own_node, address=address, port=sock.getsockname()[1], token=token)
+        return self._coordinates
 
-    async def lead(self, lost: Mapping[str, str], waits_s: Mapping[str, float]) -> Handover:
+    async def lead(self, lost: Mapping[str, str], waits_s: Mapping[str, float], why: str) -> Handover:
         """Overrule whoever led before and go on from what was left; see `Coordinator.resume` for the arguments.
 
         Raises StoreError if the store does not answer; may be repeated then. Returns what was left.
         """
-        left = await self._loop.run_in_executor(self._writer, self._fence)
+        left = await self._loop.run_in_executor(self._writer, self._kept.fence)
+        self._governor = JobGovernor(
+            machine=self._machine,
+            run_id=self._run_id,
+            coordinates=self._coordinates,
+            why=why,
+            journal=self._journal.path,
+            ask_to_leave=lambda node: self._send(node, frames.line("drain")),
+            step=self._step,
+        )
         self._machine.resume(left, lost, waits_s, time.monotonic())
         self._leads.set()
         self._step(Tick())
@@ -131,9 +141,13 @@ class Coordination:
         node = ""
         try:
             kind, hello = await _next_frame(reader)
-            if kind != "hello" or hello.get("token") != self._token or hello.get("run_id") != self._run_id:
+            if hello.get("token") != self._coordinates.token or hello.get("run_id") != self._run_id:
                 return
             await self._leads.wait()
+            if kind == control.HELLO:
+                await control.serve(reader, writer, self._governor)
+            if kind != "hello":
+                return
             record = frames.record_from_json(hello["record"])
             writer.write(frames.line("welcome"))
             if unreachable := await _unreachable(record.address, record.meeting_port, writer):
@@ -235,7 +249,7 @@ class Coordination:
 
     async def _write(self, number: int, handover: Handover) -> None:
         try:
-            won = await self._loop.run_in_executor(self._writer, self._swap, handover)
+            won = await self._loop.run_in_executor(self._writer, self._kept.replace, handover)
         except (StoreError, RuntimeError):  # RuntimeError: this coordination was closed meanwhile
             self._step(WriteFailed(number, time.monotonic() + WRITE_RETRY_S))
             return
@@ -243,28 +257,6 @@ class Coordination:
             self._step(WriteWon(number))
         elif not self._closed:
             self._on_overruled()
-
-    def _swap(self, handover: Handover) -> bool:
-        """Compare-and-set. A lost reply is told from a lost race by the writer that stands there."""
-        document = {"token": self._token, **handover_to_json(handover)}
-        won, entry = self._store.swap(GENERATION, document, self._version)
-        if not won and entry.writer == self._store.writer:  # on top of one whose answer was lost
-            won, entry = self._store.swap(GENERATION, document, entry.version)
-        if won:
-            self._version = entry.version
-        return won
-
-    def _fence(self) -> Handover:
-        """Read what the coordinator before has left, and write it again: from now on its writes lose."""
-        for _ in range(FENCE_TRIES):
-            entry = self._store.get(GENERATION) or NOTHING
-            left = handover_from_json(entry.value) if entry.version else Handover()
-            self._version = entry.version
-            won, after = self._store.swap(GENERATION, {"token": self._token, **handover_to_json(left)}, entry.version)
-            if won:
-                self._version = after.version
-                return left
-        raise StoreError(f"others keep writing the generations of {self._run_id!r}")
 
 
 async def _unreachable(address: str, port: int, link: asyncio.StreamWriter) -> str:

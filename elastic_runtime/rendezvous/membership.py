@@ -10,23 +10,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
-from elastic_runtime.core.succession import Await, Claim, Connect, GiveUp, Situation, next_move
+from elastic_runtime.core.succession import Await, Claim, Connect, GiveUp, Situation, next_move, why_lost
 from elastic_runtime.core.world import NodeRecord
 from elastic_runtime.errors import StoreError
 from elastic_runtime.rendezvous.coordination import Coordination
 from elastic_runtime.rendezvous.find import GENERATION, Coordinates, Found, new_token
 from elastic_runtime.rendezvous.link import Link, Refused
+from elastic_runtime.rendezvous.seat_watch import SeatWatch
 from elastic_runtime.stores.base import Holder
 
-T = TypeVar("T")
-
 STORE_RETRY_S = 1.0
-WATCH_S = 60.0
 FIXED_HOST_SILENT_S = 10.0  # where the seat cannot move nothing can be settled without it: it is given longer
-PREDECESSOR_WAIT_S = 1.0  # for the node of a coordinator that lost its seat by silence
+PREDECESSOR_WAIT_S = 1.0  # for the node of a coordinator that lost its seat by silence, if it lives
 
 
 class Membership:
@@ -55,7 +52,7 @@ class Membership:
         self._on_frame, self._on_over = on_frame, on_over
         self._note, self._tell = note, tell
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(3, "elastic-seat")
+        self._seat = SeatWatch(found.seat)
         self._task: asyncio.Task[None] | None = None
         self._joined: asyncio.Future[None] = self._loop.create_future()
         self.coordination: Coordination | None = None
@@ -68,7 +65,6 @@ class Membership:
         self._empty_since: float | None = None
         self._store_is_out = False
         self._overruled = asyncio.Event()
-        self._watching: tuple[int, asyncio.Future[tuple[bool, Holder | None]]] | None = None
 
     async def open(self) -> None:
         """Join. Returns once this node is linked. Raises StoreError if that cannot be."""
@@ -101,10 +97,10 @@ class Membership:
             await self._link.close()
         if self.coordination is not None:
             with contextlib.suppress(StoreError):
-                await self._ask(self._found.seat.release)
+                await self._seat.ask(self._found.seat.release)
             await self.coordination.close()
         self._found.store.close()
-        self._threads.shutdown(wait=False)
+        self._seat.close()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
@@ -138,7 +134,7 @@ class Membership:
 
     async def _go_on(self) -> None:
         """Look, decide, do; then wait for news."""
-        self._see(await self._ask(self._found.seat.holder))
+        self._see(await self._seat.ask(self._found.seat.holder))
         now = time.monotonic()
         match next_move(self._situation(), now, reclaim_s=self._silent_after_s / 6):
             case Claim(over=over, reason=reason):
@@ -197,7 +193,7 @@ class Membership:
 
     async def _claim(self, over: int, reason: str) -> None:
         predecessor = self.coordinates
-        token = predecessor.token if predecessor is not None else await self._ask(self._known_token)
+        token = predecessor.token if predecessor is not None else await self._seat.ask(self._known_token)
         if self.coordination is None:
             self.coordination = self._new_coordination(self._overruled.set)
             self._listens = await self.coordination.listen(self._address, token)
@@ -210,7 +206,7 @@ class Membership:
             "port": there.port,
             "token": there.token,
         }
-        holder = await self._ask(lambda: self._found.seat.claim(value, over))
+        holder = await self._seat.ask(lambda: self._found.seat.claim(value, over))
         if holder is None:
             if not self.coordination.leads:
                 self._stop_coordinating()
@@ -218,41 +214,32 @@ class Membership:
         self._mine = holder.term
         self._note("coordinates", reason)
         if not self.coordination.leads:
-            await self._lead(self.coordination, *self._missing(predecessor, over, reason))
+            there_before = "" if predecessor is None or predecessor.node == self._node else predecessor.node
+            lost = why_lost(self._situation(), over, self._term)
+            missing = {there_before: lost} if there_before and lost else {}
+            waits_s = {there_before: PREDECESSOR_WAIT_S} if there_before else {}
+            await self._lead(self.coordination, missing, waits_s, reason)
 
-    async def _lead(self, coordination: Coordination, lost: Mapping[str, str], waits_s: Mapping[str, float]) -> None:
-        left = await coordination.lead(lost, waits_s)
+    async def _lead(
+        self, coordination: Coordination, lost: Mapping[str, str], waits_s: Mapping[str, float], why: str
+    ) -> None:
+        left = await coordination.lead(lost, waits_s, why)
         if left.closed is not None and self._joined.done():  # its end had not come to this node's ears
-            await self._ask(self._found.seat.release)
+            await self._seat.ask(self._found.seat.release)
             self._stop_coordinating()
             self._on_frame("closed", {"exit_code": left.closed[0], "reason": left.closed[1]})
             await self._loop.create_future()
 
-    def _missing(
-        self, predecessor: Coordinates | None, over: int, reason: str
-    ) -> tuple[Mapping[str, str], Mapping[str, float]]:
-        """What is known of the coordinator before: that its node is gone, or how long it may take to show itself."""
-        if predecessor is None or predecessor.node == self._node:
-            return {}, {}
-        if over == self._refused != 0:
-            return {predecessor.node: reason.partition(": ")[2] or reason}, {}
-        if self._term in (self._refused, self._silent):
-            return {predecessor.node: "was silent, and its lease ran out"}, {}
-        return {}, {predecessor.node: PREDECESSOR_WAIT_S}
-
     def _known_token(self) -> str:
         entry = self._found.store.get(GENERATION)
         return str(entry.value["token"]) if entry is not None else new_token()
-
-    async def _ask(self, call: Callable[[], T]) -> T:
-        return await self._loop.run_in_executor(self._threads, call)
 
     # -- the link -----------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
         assert self.coordinates is not None
         if self.coordination is not None and not self.coordination.leads:
-            await self._lead(self.coordination, {}, {})
+            await self._lead(self.coordination, {}, {}, "it has the seat")
         link, term = Link(self._on_frame), self._term
         silent_after_s = max(1.0, self._silent_after_s - 1.0) if self._found.passes_on else FIXED_HOST_SILENT_S
         opening = asyncio.ensure_future(
@@ -287,31 +274,15 @@ class Membership:
         if self._link is not None:
             awaited.add(self._link.lost)
         if self._found.passes_on or self._link is None:  # a seat that cannot move need not be watched from a link
-            awaited.add(self._watch())
+            awaited.add(self._seat.changed(self._holder.term if self._holder else 0))
         try:
             await asyncio.wait(awaited, timeout=for_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             overruled.cancel()
-        if self._watching is not None and self._watching[1].done():
-            watched, self._watching = self._watching[1], None
-            watched.result()
+        self._seat.check()
         if self._overruled.is_set():
             self._note("overruled", "another coordinator has written to the store")
             self._stop_coordinating()
         if self._link is not None and self._link.lost.done():
             self._note("unlinked", self._link.lost.result())
             self._link = None
-
-    def _watch(self) -> asyncio.Future[tuple[bool, Holder | None]]:
-        """A blocked call to the store, that ends when the seat is not held under the present term any more."""
-        term = self._holder.term if self._holder else 0
-        if self._watching is None or self._watching[0] != term:
-            call = self._loop.run_in_executor(self._threads, self._found.seat.wait, term, WATCH_S)
-            call.add_done_callback(_look_at)
-            self._watching = (term, call)
-        return self._watching[1]
-
-
-def _look_at(call: asyncio.Future[Any]) -> None:
-    if not call.cancelled():
-        call.exception()

@@ -10,8 +10,9 @@ READS_ENVIRONMENT = ("elastic_runtime/environment.py", "launcher/")
 STARTS_THREADS = {
     "elastic_runtime/session/group.py": "gloo's destructor may never return, and others wait meanwhile",
     "elastic_runtime/session/waiting.py": "a transfer may never return, and whoever waits for it must be free to leave",
-    "elastic_runtime/agent/agent.py": "opening and reading a store block, and the one deciding thread must not",
+    "elastic_runtime/agent/agent.py": "opening a store blocks, and the one deciding thread must not",
     "elastic_runtime/rendezvous/coordination.py": "one at a time, writes to the store, which block",
+    "elastic_runtime/rendezvous/seat_watch.py": "asking for the seat and waiting for it to change block",
     "elastic_runtime/session/membership.py": "orders have to be heard while the script computes",
     "elastic_runtime/stores/tcp_client.py": "torch's constructor may hang for ever and is left to itself then",
 }

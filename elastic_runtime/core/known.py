@@ -1,0 +1,113 @@
+"""What a coordinator knows of the nodes and of the settled world: it takes news in and decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elastic_runtime.core.flapping import Flapping
+from elastic_runtime.core.handover import Handover
+from elastic_runtime.core.liveness import Liveness
+from elastic_runtime.core.view import Generation, Kind, Policy, View
+from elastic_runtime.core.world import NodeRecord, WorkerId
+
+
+@dataclass(slots=True)
+class Known:
+    policy: Policy
+    silent_after_s: float = 3.0
+    generation: Generation = field(default_factory=Generation)
+    settled_at: float = 0.0
+    nodes: dict[str, NodeRecord] = field(default_factory=dict)
+    joined_at: dict[str, float] = field(default_factory=dict)
+    ready_since: dict[str, float] = field(default_factory=dict)
+    gone: dict[str, str] = field(default_factory=dict)  # what the settled world lost, and why
+    seniority: dict[WorkerId, int] = field(default_factory=dict)
+    used_ports: dict[str, int] = field(default_factory=dict)
+    broken_since: float | None = None
+    below_min_since: float | None = None
+    trained: Generation = field(default_factory=Generation)  # the last one that some worker adopted
+    target: int | None = None  # at most so many nodes take part
+    flapping: Flapping = field(default_factory=Flapping)
+    liveness: Liveness = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.liveness = Liveness(silent_after_s=self.silent_after_s)
+
+    def view(self, now: float) -> View:
+        return View(
+            held_back={n: at for n, r in self.nodes.items() if (at := self.flapping.free_at(r.host, now)) > now},
+            target=self.target,
+            policy=self.policy,
+            generation=self.generation,
+            settled_at=self.settled_at,
+            nodes=self.nodes,
+            gone=self.gone,
+            seniority=self.seniority,
+            trained=self.trained,
+            used_ports=self.used_ports,
+            broken_since=self.broken_since,
+            below_min_since=self.below_min_since,
+            joined_at=self.joined_at,
+            ready_since=self.ready_since,
+        )
+
+    def _note_losses(self, record: NodeRecord) -> None:
+        if self.generation.kind is not Kind.LIVE:
+            return
+        here = {record.worker_id(w) for w in record.workers}
+        for worker in self.generation.world:
+            if worker.node == record.node and worker not in here:
+                self.gone[f"{worker.node}/{worker.slot}"] = f"worker {worker.slot} of {worker.node} died"
+
+    def _forget(self, node: str, reason: str, now: float) -> None:
+        record = self.nodes.pop(node, None)
+        if record is None:
+            return
+        self.liveness.forget(node)
+        for table in (self.joined_at, self.ready_since, self.used_ports):
+            table.pop(node, None)
+        if any(worker.node == node for worker in self.generation.world):
+            self.gone[node] = f"node {node} {reason}"
+            if not record.draining:
+                self.flapping.lost(record.host, now)
+
+    def _note_silent_peer(self, node: str, reason: str) -> None:
+        """Until a planned world is adopted the one before it trains on, and a silent death breaks nothing there: its
+        workers would wait for ever, and the planned world for them."""
+        train_on = self.generation.planned and any(
+            record.worker_id(w) in self.trained.world and w.adopted == self.trained.number
+            for record in self.nodes.values()
+            for w in record.workers
+        )
+        if train_on and any(worker.node == node for worker in self.trained.world):
+            self.gone[node] = f"node {node} {reason}"
+
+    def _miss(self, lost: Mapping[str, str]) -> None:
+        for node, reason in lost.items():
+            if any(worker.node == node for worker in self.generation.world):
+                self.gone[node] = f"node {node} {reason}"
+            self._note_silent_peer(node, reason)
+
+    def _handover(self, generation: Generation, closed: tuple[int, str] | None) -> Handover:
+        return Handover(
+            generation=generation,
+            previous=self.generation,
+            trained=self.trained,
+            seniority=self._seniority_in(generation),
+            used_ports=self.used_ports,
+            nodes=tuple(self.nodes),
+            target=self.target,
+            closed=closed,
+        )
+
+    def _seniority_in(self, generation: Generation) -> dict[WorkerId, int]:
+        """By the generation in which a worker first trained; those that are no more are forgotten."""
+        known = {record.worker_id(w) for record in self.nodes.values() for w in record.workers}
+        first = dict.fromkeys(generation.world, generation.number) if generation.kind is Kind.LIVE else {}
+        return {w: g for w, g in {**first, **self.seniority}.items() if w in known}
+
+    def _adopted(self, worker: WorkerId) -> bool:
+        record = self.nodes.get(worker.node)
+        number = self.generation.number
+        return record is not None and any(record.worker_id(w) == worker and w.adopted >= number for w in record.workers)
