@@ -15,8 +15,9 @@ from typing import Any
 from elastic_runtime.core.succession import Await, Claim, Connect, GiveUp, Situation, next_move, why_lost
 from elastic_runtime.core.world import NodeRecord
 from elastic_runtime.errors import StoreError
+from elastic_runtime.rendezvous.chair import Chair
 from elastic_runtime.rendezvous.coordination import Coordination
-from elastic_runtime.rendezvous.find import GENERATION, Coordinates, Found, new_token
+from elastic_runtime.rendezvous.find import Coordinates, Found
 from elastic_runtime.rendezvous.link import Link, Refused
 from elastic_runtime.rendezvous.seat_watch import SeatWatch
 from elastic_runtime.stores.base import Holder
@@ -48,23 +49,22 @@ class Membership:
         self._found = found
         self._run_id, self._node, self._address = run_id, node, address
         self._silent_after_s = silent_after_s
-        self._record, self._new_coordination = record, coordination
+        self._record = record
         self._on_frame, self._on_over = on_frame, on_over
         self._note, self._tell = note, tell
         self._loop = asyncio.get_running_loop()
         self._seat = SeatWatch(found.seat)
+        self._chair = Chair(found, self._seat, run_id=run_id, address=address, coordination=coordination)
         self._task: asyncio.Task[None] | None = None
         self._joined: asyncio.Future[None] = self._loop.create_future()
-        self.coordination: Coordination | None = None
         self.coordinates: Coordinates | None = None  # of the coordinator that this node is or was linked to
         self._link: Link | None = None
-        self._listens: Coordinates | None = None
         self._holder: Holder | None = None
         self._term = 0  # of the last coordinator this node knew, and what became of the connection to it
-        self._refused = self._silent = self._mine = 0
+        self._refused = self._silent = 0
         self._empty_since: float | None = None
         self._store_is_out = False
-        self._overruled = asyncio.Event()
+        self._end: tuple[int, str] | None = None  # what this node asks of the job, told to each coordinator
 
     async def open(self) -> None:
         """Join. Returns once this node is linked. Raises StoreError if that cannot be."""
@@ -79,13 +79,14 @@ class Membership:
             self._link.publish(record)
 
     def end_job(self, exit_code: int, reason: str) -> None:
+        self._end = (exit_code, reason)
         if self._link is not None:
             self._link.end_job(exit_code, reason)
 
     @property
     def others(self) -> int:
         """How many other nodes are linked, where this one coordinates."""
-        return self.coordination.others if self.coordination is not None else 0
+        return self._chair.others
 
     async def close(self) -> None:
         """Leave, with a goodbye; give the seat up."""
@@ -95,10 +96,7 @@ class Membership:
                 await self._task
         if self._link is not None:
             await self._link.close()
-        if self.coordination is not None:
-            with contextlib.suppress(StoreError):
-                await self._seat.ask(self._found.seat.release)
-            await self.coordination.close()
+        await self._chair.leave()
         self._found.store.close()
         self._seat.close()
 
@@ -134,7 +132,8 @@ class Membership:
 
     async def _go_on(self) -> None:
         """Look, decide, do; then wait for news."""
-        self._see(await self._seat.ask(self._found.seat.holder))
+        if self._found.passes_on or self._holder is None:  # otherwise it is whose it was
+            self._see(await self._seat.ask(self._found.seat.holder))
         now = time.monotonic()
         match next_move(self._situation(), now, reclaim_s=self._silent_after_s / 6):
             case Claim(over=over, reason=reason):
@@ -157,8 +156,8 @@ class Membership:
             passes_on=self._found.passes_on,
             term=holder.term if holder else 0,
             holder=str(holder.value["node"]) if holder else "",
-            mine=holder is not None and holder.term == self._mine,
-            coordinating=self.coordination is not None,
+            mine=holder is not None and holder.term == self._chair.term,
+            coordinating=self._chair.is_taken,
             linked=self._link is not None,
             refused=self._refused,
             silent=self._silent,
@@ -180,66 +179,32 @@ class Membership:
             if self._link is not None:
                 self._loop.create_task(self._link.close())
                 self._link = None
-        if self.coordination is not None and there != self._listens:
+        if self._chair.is_taken and there != self._chair.coordinates:
             self._note("overruled", f"{there.node} coordinates now")
-            self._stop_coordinating()
-
-    def _stop_coordinating(self) -> None:
-        coordination, self.coordination = self.coordination, None
-        self._listens = None
-        self._overruled.clear()
-        if coordination is not None:
-            self._loop.create_task(coordination.close())
+            self._chair.clear()
 
     async def _claim(self, over: int, reason: str) -> None:
-        predecessor = self.coordinates
-        token = predecessor.token if predecessor is not None else await self._seat.ask(self._known_token)
-        if self.coordination is None:
-            self.coordination = self._new_coordination(self._overruled.set)
-            self._listens = await self.coordination.listen(self._address, token)
-        assert self._listens is not None
-        there = self._listens
-        value = {
-            "run_id": self._run_id,
-            "node": there.node,
-            "address": there.address,
-            "port": there.port,
-            "token": there.token,
-        }
-        holder = await self._seat.ask(lambda: self._found.seat.claim(value, over))
-        if holder is None:
-            if not self.coordination.leads:
-                self._stop_coordinating()
-            return  # somebody was faster; the next look shows who
-        self._mine = holder.term
-        self._note("coordinates", reason)
-        if not self.coordination.leads:
-            there_before = "" if predecessor is None or predecessor.node == self._node else predecessor.node
-            lost = why_lost(self._situation(), over, self._term)
-            missing = {there_before: lost} if there_before and lost else {}
-            waits_s = {there_before: PREDECESSOR_WAIT_S} if there_before else {}
-            await self._lead(self.coordination, missing, waits_s, reason)
+        before = self.coordinates if self.coordinates is not None and self.coordinates.node != self._node else None
+        lost = why_lost(self._situation(), over, self._term)
+        missing = {before.node: lost} if before is not None and lost else {}
+        waits_s = {before.node: PREDECESSOR_WAIT_S} if before is not None else {}
+        if await self._chair.claim(over, self.coordinates.token if self.coordinates is not None else None):
+            self._note("coordinates", reason)
+            await self._lead(missing, waits_s, reason)
 
-    async def _lead(
-        self, coordination: Coordination, lost: Mapping[str, str], waits_s: Mapping[str, float], why: str
-    ) -> None:
-        left = await coordination.lead(lost, waits_s, why)
-        if left.closed is not None and self._joined.done():  # its end had not come to this node's ears
-            await self._seat.ask(self._found.seat.release)
-            self._stop_coordinating()
-            self._on_frame("closed", {"exit_code": left.closed[0], "reason": left.closed[1]})
-            await self._loop.create_future()
-
-    def _known_token(self) -> str:
-        entry = self._found.store.get(GENERATION)
-        return str(entry.value["token"]) if entry is not None else new_token()
+    async def _lead(self, lost: Mapping[str, str], waits_s: Mapping[str, float], why: str) -> None:
+        closed = await self._chair.lead(lost, waits_s, why)
+        if closed is not None and self._joined.done():  # its end had not come to this node's ears
+            await self._chair.leave()
+            self._on_frame("closed", {"exit_code": closed[0], "reason": closed[1]})
+            await self._loop.create_future()  # nothing else is to come
 
     # -- the link -----------------------------------------------------------------------------------------------------
 
     async def _connect(self) -> None:
         assert self.coordinates is not None
-        if self.coordination is not None and not self.coordination.leads:
-            await self._lead(self.coordination, {}, {}, "it has the seat")
+        if self._chair.is_taken:  # the store was away when it was to begin
+            await self._lead({}, {}, "it has the seat")
         link, term = Link(self._on_frame), self._term
         silent_after_s = max(1.0, self._silent_after_s - 1.0) if self._found.passes_on else FIXED_HOST_SILENT_S
         opening = asyncio.ensure_future(
@@ -260,6 +225,8 @@ class Membership:
             self._note("unlinked", str(error))
         else:
             self._link = link
+            if self._end is not None:
+                link.end_job(*self._end)
             if not self._joined.done():
                 self._joined.set_result(None)
         finally:
@@ -267,22 +234,22 @@ class Membership:
 
     async def _news(self, other: asyncio.Future[Any] | None = None, *, for_s: float | None = None) -> None:
         """Wait until the seat changes, the link is lost, this coordinator is overruled, or `other` is done."""
-        overruled = asyncio.ensure_future(self._overruled.wait())
+        overruled = asyncio.ensure_future(self._chair.overruled.wait())
         awaited: set[asyncio.Future[Any]] = {overruled}
         if other is not None:
             awaited.add(other)
         if self._link is not None:
             awaited.add(self._link.lost)
-        if self._found.passes_on or self._link is None:  # a seat that cannot move need not be watched from a link
+        if self._found.passes_on or self._holder is None:  # a seat that cannot move need not be watched
             awaited.add(self._seat.changed(self._holder.term if self._holder else 0))
         try:
             await asyncio.wait(awaited, timeout=for_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             overruled.cancel()
         self._seat.check()
-        if self._overruled.is_set():
+        if self._chair.overruled.is_set():
             self._note("overruled", "another coordinator has written to the store")
-            self._stop_coordinating()
+            self._chair.clear()
         if self._link is not None and self._link.lost.done():
             self._note("unlinked", self._link.lost.result())
             self._link = None
