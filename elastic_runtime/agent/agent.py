@@ -18,7 +18,6 @@ from typing import Any
 
 from elastic_runtime.agent.account import Account
 from elastic_runtime.agent.doorplate import Doorplate
-from elastic_runtime.agent.group_stores import GroupStores
 from elastic_runtime.agent.processes import Process, start_process
 from elastic_runtime.agent.settings import AgentSettings
 from elastic_runtime.agent.worker_environment import JobFacts, worker_environment
@@ -52,6 +51,7 @@ from elastic_runtime.rendezvous.coordination import Coordination
 from elastic_runtime.rendezvous.find import Found
 from elastic_runtime.rendezvous.meeting import Meeting
 from elastic_runtime.rendezvous.membership import Membership
+from elastic_runtime.stores.group_stores import GroupStores
 
 REJOIN = -1  # instead of an exit code: this node was declared gone and may come back as another one
 
