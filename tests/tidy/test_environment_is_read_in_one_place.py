@@ -14,6 +14,8 @@ STARTS_THREADS = {
     "elastic_runtime/rendezvous/coordination.py": "one at a time, writes to the store, which block",
     "elastic_runtime/rendezvous/seat_watch.py": "asking for the seat and waiting for it to change block",
     "elastic_runtime/session/membership.py": "orders have to be heard while the script computes",
+    "elastic_runtime/stores/etcd_lease.py": "a lease is kept alive whatever its holder is doing",
+    "elastic_runtime/stores/etcd_watch.py": "the stream of all watches blocks, and a wait has to end in time",
     "elastic_runtime/stores/tcp_client.py": "torch's constructor may hang for ever and is left to itself then",
 }
 
