@@ -12,7 +12,7 @@ PIP_INSTALL := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_DISABLE_PIP_VERSION_
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all lint etcd bench clean
 
 help: ## say what there is to do
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || \
@@ -22,11 +22,11 @@ demo: $(READY) ## train a small model while workers are killed and join
 	@echo "demo: a small model trains while its workers come and go"
 	@$(BIN)/python -m examples.stdlib_gpt.demo
 
-test: lint ## check style and types, run the tests
+test: lint etcd ## check style and types, run the tests
 	@echo "test: the tests that are not slow"
 	@$(BIN)/python -m pytest
 
-test-all: lint ## the same with the slow tests
+test-all: lint etcd ## the same with the slow tests
 	@echo "test-all: every test, the slow ones too"
 	@$(BIN)/python -m pytest -m ""
 
@@ -34,6 +34,9 @@ lint: $(READY) ## check style and types only
 	@echo "lint: ruff, then mypy"
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+
+etcd: $(READY) ## fetch etcd for the tests, unless it is on the path
+	@tests/etcd/install.sh $(VENV)/etcd
 
 bench: $(READY) ## measure against the peers, side by side
 	@echo "bench: ratios to the peers, measured in one run"

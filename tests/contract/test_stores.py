@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
@@ -20,9 +21,10 @@ from typing import Protocol
 import pytest
 
 from elastic_runtime.errors import ConfigurationError, StoreError
-from elastic_runtime.stores import tcp
+from elastic_runtime.stores import etcd, tcp
 from elastic_runtime.stores.base import MAX_KEY_CHARS, MAX_VALUE_BYTES, NOTHING, Entry, Store
 from elastic_runtime.stores.memory import MemoryServer
+from tests.etcd.server import Etcd
 
 PROMPT_S = 2.0  # generous for a loaded machine, and far below any limit or slice that it must not be confused with
 
@@ -54,17 +56,43 @@ class TcpCluster:
             handle.close()
 
 
+class EtcdPrefix:
+    """A part of a real etcd of its own. The server serves all of these tests, so what stops it starts it again."""
+
+    def __init__(self, server: Etcd) -> None:
+        self._server = server
+        self._prefix = f"{uuid.uuid4()}/"
+        self._handles: list[etcd.EtcdStore] = []
+        self._stopped = False
+
+    def handle(self) -> Store:
+        endpoints = [self._server.endpoint]
+        handle = etcd.connect(endpoints, prefix=self._prefix, timeout_s=10.0, call_limit_s=PROMPT_S / 2)
+        self._handles.append(handle)
+        return handle
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._server.kill()
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.close()
+        if self._stopped:
+            self._server.restart()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _quiet() -> None:
     tcp.quiet_torch_log()
 
 
-@pytest.fixture(params=["memory", "tcp"])
+@pytest.fixture(params=["memory", "tcp", "etcd"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if request.param == "memory":
         yield MemoryServer()
         return
-    cluster = TcpCluster()
+    cluster = TcpCluster() if request.param == "tcp" else EtcdPrefix(request.getfixturevalue("etcd_server"))
     yield cluster
     cluster.close()
 
