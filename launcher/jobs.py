@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -114,6 +115,7 @@ def _open_seat(wanted: Wanted) -> tuple[Store, Seat]:
         if len(wanted.endpoints) != 1:
             raise ConfigurationError("a c10d store has one endpoint: several are of --rdzv-backend=etcd3")
         host, port = wanted.endpoints[0]
+        _check_listening(host, port)
         store = connect(host, port, timeout_s=ANSWER_WITHIN_S)
         return store, KeySeat(store, SEAT)
     if wanted.run_id is None:
@@ -124,3 +126,11 @@ def _open_seat(wanted: Wanted) -> tuple[Store, Seat]:
         raise ConfigurationError(f"this installation cannot speak with etcd: {error}") from None
     cluster = etcd.connect(list(wanted.endpoints), prefix=f"elasticrun/{wanted.run_id}/", timeout_s=ANSWER_WITHIN_S)
     return cluster, cluster.seat(SEAT, LEASE_S)
+
+
+def _check_listening(host: str, port: int) -> None:
+    """A store's client waits for its host to start, which whoever asks about a running job does not."""
+    try:
+        socket.create_connection((host, port), timeout=ANSWER_WITHIN_S).close()
+    except OSError as error:
+        raise StoreError(f"nobody serves a job's store at {host}:{port}: {error.strerror or error}") from None

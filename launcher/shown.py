@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 COLUMNS = ("node", "address", "state", "ranks", "workers", "heard", "here for", "why")
+LONGEST = 60  # of what an event says of one thing; all of it is there as JSON
 TOLD_ELSEWHERE = ("time", "event", "generation", "node", "reason")
 
 
@@ -25,7 +26,7 @@ def status(job: dict[str, Any]) -> str:
         wants += f", resized to at most {target}"
     lines = [f"{head}: {at['why']}" if at.get("why") else head, f"  {job['state']}: {job['reason']}", wants]
     if job.get("waiting"):
-        lines.append(f"  waiting: {job['waiting']}")
+        lines.append(f"  now: {job['waiting']}")
     rows = [
         (
             node["node"],
@@ -35,13 +36,19 @@ def status(job: dict[str, Any]) -> str:
             str(node["slots"]),
             f"{duration(node['heard_s'])} ago",
             duration(node["joined_s"]),
-            node.get("why", ""),
+            _why(node, job["reason"]),
         )
         for node in nodes
     ]
     if rows:
         lines += ["", *table([COLUMNS, *rows])]
     return "\n".join(map(printable, lines))
+
+
+def _why(node: dict[str, Any], reason: str) -> str:
+    """Empty for a member that is one for the reason that stands above the table."""
+    why = str(node.get("why", ""))
+    return "" if node["state"] == "member" and reason in why else why
 
 
 def event(entry: dict[str, Any]) -> str:
@@ -59,7 +66,8 @@ def _short(value: Any) -> str:
         return "(" + " ".join(f"{name}={_short(each)}" for name, each in value.items()) + ")"
     if isinstance(value, list):
         return f"[{len(value)}]" if any(isinstance(each, list | dict) for each in value) else str(value)
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

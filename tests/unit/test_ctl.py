@@ -15,6 +15,8 @@ import pytest
 from elastic_runtime.agent.doorplate import Doorplate
 from elastic_runtime.journal import Journal
 from elastic_runtime.rendezvous import control
+from elastic_runtime.rendezvous.find import SEAT
+from elastic_runtime.stores.tcp import host
 from launcher import ctl, doctor, shown
 from launcher.checks import Finding
 from launcher.doctor import Check
@@ -33,7 +35,7 @@ JOB = {
     "world_size": 4,
     "waiting": "",
     "nodes": [
-        {"node": "n1", "address": "10.0.0.1", "slots": 2, "state": "member", "why": "", "ranks": [0, 1]}
+        {"node": "n1", "address": "10.0.0.1", "slots": 2, "state": "member", "why": "since n3 joined", "ranks": [0, 1]}
         | {"heard_s": 0.12, "joined_s": 4000.0},
         {"node": "n2", "address": "10.0.0.2", "slots": 2, "state": "member", "why": "", "ranks": [2, 3]}
         | {"heard_s": 0.0, "joined_s": 75.0},
@@ -114,15 +116,15 @@ def test_status_on_one_page() -> None:
 def test_a_job_that_waits_for_its_first_node() -> None:
     waits = {**JOB, "nodes": [], "world_size": 0, "target": None, "waiting": "for 1 node", "max_nodes": 1}
     text = shown.status(waits)
-    assert "0 nodes, 0 workers" in text and "  waiting: for 1 node" in text and "  it takes 1 node\n" in text
+    assert "0 nodes, 0 workers" in text and "  now: for 1 node" in text and "  it takes 1 node\n" in text
 
 
 def test_an_event_is_one_line() -> None:
     entry = {"time": 1.5, "event": "settled", "generation": 3, "node": "n1", "reason": "n2\nleft", "planned": True}
-    entry |= {"world": [{"slot": 0}, {"slot": 1}], "phases": {"detect": 0.00123, "leave": 2.0}, "ranks": [0, 1]}
+    entry |= {"world": [{"slot": 0}, {"slot": 1}], "phases": {"detect": 0.00123, "leave": 2.0}, "said": "x" * 99}
     line = shown.event(entry)
     assert ":01.500  g3    settled " in line and line.endswith(
-        " n1: n2?left planned=True world=[2] phases=(detect=0.00123 leave=2) ranks=[0, 1]"
+        " n1: n2?left planned=True world=[2] phases=(detect=0.00123 leave=2) said=" + "x" * 60 + "..."
     )
     assert "\n" not in line and shown.event({})
 
@@ -260,10 +262,31 @@ def test_an_agent_that_does_not_know_its_coordinator_yet(capsys: pytest.CaptureF
         door.end()
 
 
-def test_nobody_at_the_endpoint(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.jobs.ANSWER_WITHIN_S", 0.2)
+def test_nobody_at_the_endpoint(capsys: pytest.CaptureFixture[str]) -> None:
     assert ctl.main(["status", "--endpoint=127.0.0.1:1"]) == 1
-    assert "127.0.0.1:1" in capsys.readouterr().err
+    assert "127.0.0.1:1: Connection refused" in capsys.readouterr().err
+
+
+def test_an_endpoint_that_is_no_store(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.jobs.ANSWER_WITHIN_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert ctl.main(["status", f"--endpoint={where}"]) == 1
+    assert where in capsys.readouterr().err
+
+
+def test_a_store_without_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    store = host("127.0.0.1", 0, timeout_s=LIMIT_S)
+    try:
+        assert ctl.main(["status", f"--endpoint=127.0.0.1:{store.port}"]) == 1
+        assert "nobody coordinates an elastic job there" in capsys.readouterr().err
+        holder = {"run_id": "job", "node": "n1", "address": "127.0.0.1", "port": 1, "token": TOKEN}
+        store.swap(SEAT, holder, 0)
+        assert ctl.main(["status", f"--endpoint=127.0.0.1:{store.port}"]) == 1
+        assert "coordinator at 127.0.0.1:1 does not answer" in capsys.readouterr().err
+        assert ctl.main(["status", "--run-id=x", f"--endpoint=127.0.0.1:{store.port}"]) == 2
+    finally:
+        store.close()
 
 
 # -- doctor -----------------------------------------------------------------------------------------------------------
