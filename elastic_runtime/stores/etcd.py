@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 from elastic_runtime.errors import ConfigurationError, StoreError
 from elastic_runtime.stores import etcd_documents
@@ -121,29 +121,28 @@ class EtcdStore:
     def wait_until(self, key: bytes, timeout_s: float, wanted: Callable[[Any], bool]) -> tuple[bool, Any]:
         """Block until the record under a full key (None: none) is `wanted`. (False, None) after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        kv, revision = self.read(key)
-        if wanted(kv):
-            return True, kv
-        if timeout_s <= 0:
-            return False, None
-        outcome: queue.SimpleQueue[tuple[Any, StoreError | None]] = queue.SimpleQueue()
+        kv, _ = self.read(key)
+        if wanted(kv) or timeout_s <= 0:
+            return (True, kv) if wanted(kv) else (False, None)
+        news: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()  # each returns a record, or raises
         watch = Watch(
             key=key,
-            start=revision + 1,
-            seen=kv.mod_revision if kv is not None else 0,
-            on_change=lambda kv: outcome.put((kv, None)) if wanted(kv) else None,
-            on_outage=lambda error: outcome.put((None, error)),
+            start=0,
+            on_created=lambda: news.put(lambda: self.read(key)[0]),
+            on_change=lambda kv: news.put(lambda: kv),
+            on_outage=lambda error: news.put(lambda: _raise(error)),
         )
         self._watcher.add(watch)
         try:
-            kv, error = outcome.get(timeout=max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX)))
+            while True:
+                left_s = max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))
+                kv = news.get(timeout=left_s)()
+                if wanted(kv):
+                    return True, kv
         except queue.Empty:
             return False, None
         finally:
             self._watcher.remove(watch)
-        if error is not None:
-            raise StoreError(str(error)) from error
-        return True, kv
 
     def _key(self, key: str) -> bytes:
         check_key(key)
@@ -174,3 +173,7 @@ def connect(
         members.close()
         raise
     return EtcdStore(members, prefix=prefix, writer=writer or uuid.uuid4().hex)
+
+
+def _raise(error: StoreError) -> NoReturn:
+    raise StoreError(str(error)) from error  # one of its own for each thread

@@ -31,8 +31,10 @@ RANGE = attrgetter("kv.Range")
 class Watch:
     """What to see: every change of `key` from revision `start` on. The rest is the watcher's.
 
+    With `start` 0: from the moment on at which `on_created()` is called, once. To read the key then is faster than to
+    start at an earlier revision, which etcd looks after ten times a second only.
     `on_change(kv)`: etcd's record, None for a deletion. `on_outage(error)`: the watch could not be had for as long as a
-    call may take, or is refused, or the handle is closed; unless that, it goes on trying. Both are called from the
+    call may take, or is refused, or the handle is closed; unless that, it goes on trying. All are called from the
     watcher's thread, except that `close` and `add` report a closed handle from theirs.
     """
 
@@ -40,6 +42,7 @@ class Watch:
     start: int
     on_change: Callable[[Any], None]
     on_outage: Callable[[StoreError], None] | None = None
+    on_created: Callable[[], None] | None = None
     seen: int = 0  # the revision of the entry seen last; 0: there was none
     number: int | None = None  # on the present stream
     refusals: int = 0
@@ -161,32 +164,29 @@ class Watcher:
     def _take(self, response: Any, connection: Connection) -> bool:
         """Act on a response. False if it is a refusal."""
         with self._changed:
-            if response.created:
-                watch = self._asked.popleft()
-                if not response.canceled:
-                    watch.refusals = 0
-                    if watch.stopped:
-                        self._cancel(response.watch_id)
-                    else:
-                        watch.number = response.watch_id
-                        self._by_number[response.watch_id] = watch
-                    return True
-            elif (known := self._by_number.get(response.watch_id)) is None:
+            watch = self._asked.popleft() if response.created else self._by_number.get(response.watch_id)
+            if watch is None:
                 return True  # on its way when the watch was cancelled
-            else:
-                watch = known
-                if response.canceled:
-                    del self._by_number[response.watch_id]
-                    watch.number = None
+            if response.canceled:
+                self._by_number.pop(response.watch_id, None)
+                watch.number = None
+            elif response.created and watch.stopped:
+                self._cancel(response.watch_id)
+            elif response.created:
+                self._by_number[response.watch_id] = watch
+                watch.number, watch.refusals = response.watch_id, 0
         if response.compact_revision:
             self._read_again(watch)
             with self._changed:
                 if not watch.stopped:
                     self._ask(watch)
-            return True
-        if response.canceled:
+        elif response.canceled:
             self._refused(watch, response.cancel_reason, connection)
             return False
+        elif response.created and watch.start == 0:
+            watch.start = response.header.revision + 1
+            if watch.on_created is not None:
+                watch.on_created()
         for event in response.events:
             watch.start = event.kv.mod_revision + 1
             self._show(watch, None if event.type == event.DELETE else event.kv)
