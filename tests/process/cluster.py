@@ -103,7 +103,8 @@ class Agent(Process):
 
     @property
     def node(self) -> str:
-        return str(self.journal()[0]["node"])
+        """The name it has now; an agent that was declared gone comes back under a new one."""
+        return str(self.journal()[-1]["node"])
 
     def workers(self) -> dict[int, int]:
         """slot -> pid of the process that runs in it."""
@@ -138,13 +139,17 @@ class Cluster:
         workers: int = 1,
         flags: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
+        within: Sequence[str] = (),
     ) -> Agent:
-        """One node: an agent with `workers` workers. The first one started serves the store. Later flags win."""
+        """One node: an agent with `workers` workers. The first one started serves the store. Later flags win.
+
+        `within`: what executes its arguments as a command, for an agent that is to run elsewhere.
+        """
         if len(self.agents) == 1:
             first = self.agents[0]
             self.wait_for("the first agent serves the store", lambda: first.journal() or first.popen.poll() is not None)
         log_dir = self.directory / f"agent{len(self.agents)}"
-        command = [sys.executable, "-m", "launcher", f"--nnodes={self._nnodes}", f"--nproc-per-node={workers}"]
+        command = [*within, sys.executable, "-m", "launcher", f"--nnodes={self._nnodes}", f"--nproc-per-node={workers}"]
         command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.port}", f"--rdzv-id={self._run_id}"]
         command += [f"--log-dir={log_dir}", "--max-restarts=50", *flags, str(script), *map(str, arguments)]
         process = self._start(command, f"agent{len(self.agents)}.txt", variables or {})
