@@ -46,6 +46,7 @@ class NotEtcd(StoreError):
 def greet(members: Members, *, prefix: str, timeout_s: float) -> None:
     """Wait until a member answers, knows the user and is new enough. Raises as `etcd.connect` does."""
     deadline = time.monotonic() + timeout_s
+    _check_files(members.security)
     late = Retrying(
         retry=retry_if_exception_type(StoreError),
         wait=wait_random_exponential(multiplier=0.05, max=1.0),
@@ -58,26 +59,44 @@ def greet(members: Members, *, prefix: str, timeout_s: float) -> None:
         raise ConfigurationError(str(error)) from error
 
 
+def _check_files(security: Security) -> None:
+    try:
+        context = ssl.create_default_context(cafile=security.ca_cert)
+        _load_own_certificate(context, security)
+    except OSError as error:  # ssl's own errors are of this class
+        paths = ", ".join(path for path in (security.ca_cert, security.cert, security.key) if path is not None)
+        raise ConfigurationError(f"no TLS is possible with {paths}: {error.strerror or error}") from error
+
+
 def _greet_once(members: Members, prefix: str, deadline: float) -> None:
     limit_s = max(LEAST_LIMIT_S, min(members.call_limit_s, deadline - time.monotonic()))
+    if speaks_tls(members.security):
+        _look_for_faults(members, deadline)  # before gRPC does, whose library writes lines about them to stderr
     try:
         # Status is answered by a member that has lost the majority, too: it is etcd then, and an outage.
-        answer = members.call(_STATUS, members.rpc.StatusRequest(), limit_s=limit_s)
+        answer = members.call(_STATUS, members.rpc.StatusRequest(), limit_s=limit_s, rounds=1)
     except Refused as error:
         raise ConfigurationError(str(error)) from error
     except StoreError as error:
-        faults = [fault for each in members.endpoints if (fault := fault_of(each, members.security, deadline))]
-        if not faults:
-            where = ", ".join(map(address_text, members.endpoints))
-            raise StoreError(f"no member of etcd can be reached at {where}: {error}") from error
-        if len(faults) == len(members.endpoints) and all(fault.certain for fault in faults):
-            raise ConfigurationError("; ".join(map(str, faults))) from error
-        raise faults[0] from error
+        if fault := _look_for_faults(members, deadline):
+            raise fault from error
+        where = ", ".join(map(address_text, members.endpoints))
+        raise StoreError(f"no member of etcd can be reached at {where}: {error}") from error
     _check_version(answer.response.version, answer.connection.address)
     try:
         members.call(_TXN, _dry_run(members, f"{prefix}greeting".encode()), limit_s=limit_s)
     except Refused as error:
         raise ConfigurationError(str(error)) from error
+    except StoreError as error:
+        raise StoreError(f"etcd answers, but has no majority of its members to work with: {error}") from error
+
+
+def _look_for_faults(members: Members, deadline: float) -> NotEtcd | None:
+    """One of the endpoints' faults if there are any. Raises ConfigurationError if all have some for certain."""
+    faults = [fault for each in members.endpoints if (fault := fault_of(each, members.security, deadline))]
+    if len(faults) == len(members.endpoints) and all(fault.certain for fault in faults):
+        raise ConfigurationError("; ".join(map(str, faults)))
+    return faults[0] if faults else None
 
 
 def _dry_run(members: Members, key: bytes) -> Any:
@@ -124,7 +143,7 @@ def fault_of(address: Address, security: Security, deadline: float) -> NotEtcd |
         text = f"{where} has a certificate that is not trusted ({error.verify_message})"
         return NotEtcd(f"{text}: name the authority that signed it (cacert) and a host name it is for", certain=True)
     except ssl.SSLError as error:
-        reason = (error.reason or str(error)).lower().replace("_", " ")
+        reason = (error.reason or "hangs up").lower().replace("_", " ")
         return NotEtcd(f"{where} ends TLS ({reason}): give a client certificate it accepts (cert, key)", certain=True)
     except OSError:
         answer = b""

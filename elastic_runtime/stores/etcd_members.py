@@ -46,12 +46,28 @@ class Members:
     def closed(self) -> bool:
         return self._closed.is_set()
 
-    def call(self, method: Callable[[Connection], Any], request: Any, *, limit_s: float | None = None) -> Answer:
-        """Call until a member answers, for at most `limit_s` (a call's limit). Raises StoreError."""
-        return self.attempt(lambda connection, share_s: connection.call(method, request, share_s), limit_s=limit_s)
+    def call(
+        self,
+        method: Callable[[Connection], Any],
+        request: Any,
+        *,
+        limit_s: float | None = None,
+        rounds: int | None = None,
+    ) -> Answer:
+        """Call until a member answers, for at most `limit_s` (a call's limit), and `rounds` times each. Raises
+        StoreError."""
+        return self.attempt(
+            lambda connection, share_s: connection.call(method, request, share_s), limit_s=limit_s, rounds=rounds
+        )
 
-    def attempt(self, action: Callable[[Connection, float], Any], *, limit_s: float | None = None) -> Answer:
-        """The same with an action of several steps, each of which may take the seconds that are its argument."""
+    def attempt(
+        self,
+        action: Callable[[Connection, float], Any],
+        *,
+        limit_s: float | None = None,
+        rounds: int | None = None,
+    ) -> Answer:
+        """The same with an action that is told how many seconds it may take."""
         deadline = time.monotonic() + (self.call_limit_s if limit_s is None else limit_s)
         members = len(self.endpoints)
         failed = 0
@@ -72,7 +88,11 @@ class Members:
         retrying = Retrying(
             retry=retry_if_exception_type(Retryable),
             wait=lambda state: _BACKOFF(state) if failed % members == 0 else 0.0,  # another member may be fine
-            stop=lambda state: self.closed or time.monotonic() + state.upcoming_sleep >= deadline,
+            stop=lambda state: (
+                self.closed
+                or (rounds is not None and failed >= rounds * members)
+                or time.monotonic() + state.upcoming_sleep >= deadline
+            ),
             sleep=sleep_using_event(self._closed),
             reraise=True,
         )
