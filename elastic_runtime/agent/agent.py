@@ -18,6 +18,7 @@ from typing import Any
 
 from elastic_runtime.agent.account import Account
 from elastic_runtime.agent.doorplate import Doorplate
+from elastic_runtime.agent.interfaces import interface_of
 from elastic_runtime.agent.processes import Process, start_process
 from elastic_runtime.agent.settings import AgentSettings
 from elastic_runtime.agent.worker_environment import JobFacts, worker_environment
@@ -79,6 +80,7 @@ class Agent:
             role=settings.role,
             slots=limits.slots,
             max_restarts=limits.max_restarts or 0,
+            interface=interface_of(address),
             inherited=settings.environment,
         )
 

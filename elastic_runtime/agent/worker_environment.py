@@ -17,6 +17,7 @@ class JobFacts:
     role: str
     slots: int
     max_restarts: int
+    interface: str | None  # that peers reach this node at; None: loopback
     inherited: Mapping[str, str]
 
 
@@ -47,4 +48,5 @@ def worker_environment(job: JobFacts, start: Start, channel_fd: int) -> dict[str
         CHANNEL_FD: channel_fd,
     }
     threads = {} if "OMP_NUM_THREADS" in job.inherited or job.slots == 1 else {"OMP_NUM_THREADS": "1"}
-    return {**job.inherited, **threads, **{name: str(value) for name, value in names.items()}}
+    interface = {"GLOO_SOCKET_IFNAME": job.interface} if job.interface else {}
+    return {**interface, **job.inherited, **threads, **{name: str(value) for name, value in names.items()}}
