@@ -150,7 +150,7 @@ class EtcdCluster:
     def ctl(self, *arguments: str, member: int = 0) -> str:
         """What `etcdctl` prints. Raises CalledProcessError if it fails."""
         host, port = self.endpoints[member]
-        command = [_program("etcdctl"), f"--endpoints={'https' if self._certificates else 'http'}://{host}:{port}"]
+        command = [program("etcdctl"), f"--endpoints={'https' if self._certificates else 'http'}://{host}:{port}"]
         if (found := self._certificates) is not None:
             command += [f"--cacert={found.authority}", f"--cert={found.client}", f"--key={found.client_key}"]
         if self._asks_for_users:
@@ -184,7 +184,7 @@ class EtcdCluster:
         client = f"{scheme}://127.0.0.1:{self._ports[2 * member]}"
         peers = [f"http://127.0.0.1:{self._ports[2 * each + 1]}" for each in range(self._size)]
         command = [
-            _program("etcd"),
+            program("etcd"),
             f"--name=m{member}",
             f"--data-dir={self._folder / str(member)}",
             f"--listen-client-urls={client}",
@@ -289,7 +289,7 @@ def make_certificates(folder: Path) -> Certificates:
     )
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """On the path, or where the Makefile puts it."""
     beside = Path(sys.prefix) / "etcd" / "usr" / "bin"
     found = shutil.which(name) or shutil.which(name, path=str(beside))
