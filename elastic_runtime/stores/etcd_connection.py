@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import grpc
+from typing import Any, TypeVar
 
 from elastic_runtime.errors import StoreError
+from elastic_runtime.stores import etcd_grpc
 from elastic_runtime.stores.security import Security
 
 Address = tuple[str, int]
+T = TypeVar("T")
 
 # Some time without a word on a connection with a watch, then a ping, which the member has to answer within the limit of
 # a call. etcd takes pings more often than every 5 s for an attack.
@@ -56,13 +56,14 @@ class Connection:
 
     def __init__(self, rpc: Any, address: Address, security: Security, *, index: int, ping_limit_s: float) -> None:
         self.rpc = rpc
+        self._grpc = grpc = etcd_grpc.load()
         self.address = address_text(address)
         self.index = index
         self._security = security
         self._token: str | None = None
         options = [*_OPTIONS, ("grpc.keepalive_timeout_ms", max(1, round(ping_limit_s * 1000)))]
         if speaks_tls(security):
-            self._channel = grpc.secure_channel(self.address, _credentials(security), options=options)
+            self._channel = grpc.secure_channel(self.address, _credentials(grpc, security), options=options)
         else:
             self._channel = grpc.insecure_channel(self.address, options=options)
         self.kv = rpc.KVStub(self._channel)
@@ -87,17 +88,20 @@ class Connection:
 
         return self._run(renew)
 
-    def watch(self, requests: Iterator[Any], limit_s: float) -> Any:
-        """The stream of responses to a stream of watch requests. Iterating it raises `grpc.RpcError`."""
+    def watch(self, requests: Iterator[Any], limit_s: float) -> WatchStream:
+        """The stream of responses to a stream of watch requests. The limit is that of a login, if one is needed."""
         self._log_in(limit_s)
-        return self._run(lambda: self._watch.Watch(requests, metadata=self._metadata()))
+        return self._run(lambda: WatchStream(self, self._watch.Watch(requests, metadata=self._metadata())))
 
-    def forget_token(self) -> None:
-        self._token = None
+    def understood(self, error: Any) -> StoreError:
+        """What an error of gRPC's says."""
+        return _understood(error, self._grpc.StatusCode, self.address, self._security)
 
-    def understood(self, error: grpc.RpcError) -> StoreError:
-        """What an error of a stream or a call says."""
-        return _understood(error, self.address, self._security)
+    @property
+    def errors(self) -> type[Exception]:
+        """The class of gRPC's errors."""
+        found: type[Exception] = self._grpc.RpcError
+        return found
 
     def cut(self) -> None:
         """From any thread, repeatable."""
@@ -121,18 +125,35 @@ class Connection:
             self._token = ""  # everybody may do everything there
         return max(LEAST_LIMIT_S, deadline - time.monotonic())
 
-    def _run(self, attempt: Callable[[], Any]) -> Any:
+    def _run(self, attempt: Callable[[], T]) -> T:
         try:
             return attempt()
-        except grpc.RpcError as error:
+        except self.errors as error:
             understood = self.understood(error)
             if isinstance(understood, Unauthenticated):
-                self.forget_token()
+                self._token = None
             raise understood from error
         except ValueError as error:
             if "closed channel" not in str(error):
                 raise
             raise Retryable(f"the connection to {self.address} was given up") from error
+
+
+class WatchStream:
+    """Responses of etcd to watch requests, until it ends with a StoreError, or without one."""
+
+    def __init__(self, connection: Connection, stream: Any) -> None:
+        self._connection, self._stream = connection, stream
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._stream
+        except self._connection.errors as error:
+            raise self._connection.understood(error) from error
+
+    def cancel(self) -> None:
+        """From any thread, repeatable."""
+        self._stream.cancel()
 
 
 def address_text(address: Address) -> str:
@@ -144,17 +165,16 @@ def speaks_tls(security: Security) -> bool:
     return security.tls or security.ca_cert is not None
 
 
-def _credentials(security: Security) -> Any:
+def _credentials(grpc: Any, security: Security) -> Any:
     ca_cert, key, cert = (
         None if path is None else Path(path).read_bytes() for path in (security.ca_cert, security.key, security.cert)
     )
     return grpc.ssl_channel_credentials(root_certificates=ca_cert, private_key=key, certificate_chain=cert)
 
 
-def _understood(error: grpc.RpcError, address: str, security: Security) -> StoreError:
+def _understood(error: Any, status: Any, address: str, security: Security) -> StoreError:
     code, details = error.code(), str(error.details() or "")
     text = f"etcd at {address}: {details.removeprefix('etcdserver: ') or code.name.lower()}"
-    status = grpc.StatusCode
     if code is status.UNAUTHENTICATED or "revision of auth store is old" in details:
         return Unauthenticated(text, elsewhere=False)
     if "user name is empty" in details:

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from elastic_runtime.stores import etcd_grpc
+
 _PACKAGE = "etcd3.etcdrpc"
 _FILES = ("kv_pb2", "auth_pb2", "rpc_pb2")  # each before those that refer to it
 _RUNS_OLD_CODE = 4  # the first major version of protobuf that does not
@@ -27,6 +29,7 @@ _loading = threading.Lock()
 def load() -> Any:
     """The module `etcd3.etcdrpc`: message classes and stubs. Raises ImportError if etcd3 is not installed."""
     with _loading:
+        etcd_grpc.load()  # before etcd3 does it
         if _PACKAGE not in sys.modules and not _runs_old_code():
             _place_messages()
         return importlib.import_module(_PACKAGE)

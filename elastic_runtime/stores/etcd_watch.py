@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-import grpc
-
 from elastic_runtime.errors import StoreError
-from elastic_runtime.stores.etcd_connection import Connection, Refused
+from elastic_runtime.stores.etcd_connection import Connection, Retryable, WatchStream
 from elastic_runtime.stores.etcd_members import Members
 
 REOPEN_PAUSE_S = 0.5
@@ -60,7 +58,7 @@ class Watcher:
         self._by_number: dict[int, Watch] = {}
         self._asked: deque[Watch] = deque()  # in the order in which the stream is going to answer
         self._requests: queue.SimpleQueue[Any] | None = None  # of the present stream
-        self._stream: Any = None
+        self._stream: WatchStream | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -145,11 +143,8 @@ class Watcher:
                     self._ask(watch)
             for response in stream:
                 worked = self._take(response, connection) or worked
-        except grpc.RpcError as error:
-            self._members.leave(connection)
-            understood = connection.understood(error)
-            if isinstance(understood, Refused):
-                raise understood from error
+        except Retryable:
+            self._members.leave(connection)  # and go on at once where another answers
         finally:
             stream.cancel()
             requests.put(None)  # ends gRPC's thread that reads them
