@@ -13,8 +13,10 @@ from tests.etcd.server import Etcd, EtcdCluster
 from tests.process.cluster import Cluster
 from tests.process.elected import Elected
 from tests.process.facts import STEPS
+from tests.process.slow_wire import SlowWire
 
 LEASE_S = 2.0
+SLOW_S = 0.1  # each way
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +108,21 @@ def test_three_hundred_steps_over_an_outage_of_half_a_minute(
         disturb_etcd(job, servers, down_s=30.0)
         assert job.finish() == undisturbed(1, 300)
         assert [e for e in cluster.events("worker_started") if e["spawn"] > 1] == []
+
+
+@pytest.mark.timeout(200)
+def test_a_store_that_takes_two_tenths_of_a_second_for_a_request(cluster: Cluster, etcd: Etcd) -> None:
+    with SlowWire(etcd.endpoint, SLOW_S) as wire:
+        job = Elected(cluster, [wire.address], agents=2, steps=60, slow_s=0.25)
+        job.join()
+        victim, claims, survivors = job.coordinator(), job.claims(), job.workers(job.others())
+        killed_at = time.time()
+        job.kill(victim)
+        assert job.until_another_coordinates(claims) - killed_at < LEASE_S
+        assert job.workers() == survivors
+        job.finish()
+        pauses = [e["pause_s"] for e in cluster.events("change")]
+        assert max(e["pause_s"] for e in cluster.events("change") if e["planned"]) < 1.0, pauses
 
 
 @pytest.mark.timeout(200)
