@@ -32,6 +32,7 @@ from elastic_runtime.core.coordinator_events import (
     WriteFailed,
     WriteWon,
 )
+from elastic_runtime.core.explain import NodeState, explain
 from elastic_runtime.core.handover import Handover
 from elastic_runtime.errors import StoreError
 from elastic_runtime.journal import Journal
@@ -229,10 +230,18 @@ class Coordination:
                     event,
                     generation=generation.number,
                     reason=reason,
-                    **({"world": [asdict(w) for w in generation.world]} if event == "settled" else {}),
+                    **(self._settled_facts() if event == "settled" else {}),
                 )
             case WakeAt(at):
                 self._wake_at(at)
+
+    def _settled_facts(self) -> dict[str, Any]:
+        now = time.monotonic()
+        explained = explain(self._machine.view(now), now)
+        return {
+            "world": [asdict(worker) for worker in self._machine.generation.world],
+            "left_out": {e.node: f"{e.state}: {e.why}" for e in explained if e.state is not NodeState.MEMBER},
+        }
 
     def _send(self, node: str, packet: bytes) -> None:
         link = self._links.get(node)
