@@ -48,9 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     endpoints = _endpoints(arguments.endpoint, PORTS[arguments.rdzv_backend])
     try:
         if arguments.command == "doctor":
-            return doctor.run(
-                endpoints, backend=arguments.rdzv_backend, run_id=arguments.run_id or "", as_json=arguments.json
-            )
+            job = (arguments.rdzv_backend, arguments.run_id or "", arguments.rdzv_conf)
+            return doctor.run(endpoints, job, as_json=arguments.json)
         return _talk(arguments, endpoints)
     except BrokenPipeError:  # who reads has seen enough, and Python would complain at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -63,7 +62,9 @@ def _talk(arguments: argparse.Namespace, endpoints: list[tuple[str, int]]) -> in
     from elastic_runtime.errors import ConfigurationError, StoreError
     from launcher.jobs import Wanted, open_job
 
-    wanted = Wanted(run_id=arguments.run_id, endpoints=endpoints, backend=arguments.rdzv_backend)
+    wanted = Wanted(
+        run_id=arguments.run_id, endpoints=endpoints, backend=arguments.rdzv_backend, conf=arguments.rdzv_conf
+    )
     try:
         with open_job(wanted) as job:
             match arguments.command:
@@ -145,6 +146,9 @@ def _add_flags(parser: argparse.ArgumentParser, *, first: bool) -> None:
     )
     parser.add_argument(
         "--rdzv-backend", choices=sorted(PORTS), default=default("c10d"), help="what is there (default c10d)"
+    )
+    parser.add_argument(
+        "--rdzv-conf", default=default(""), metavar="K=V[,..]", help="the job's, if its etcd wants TLS or a user"
     )
     parser.add_argument(
         "--json", action="store_true", default=default(False), help="one JSON document; events: one for each line"

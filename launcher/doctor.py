@@ -29,9 +29,9 @@ class Check:
     late: Finding | None = None
 
 
-def run(endpoints: Sequence[tuple[str, int]], *, backend: str, run_id: str, as_json: bool) -> int:
-    """Print what was found. Returns 1 if a check failed, else 0."""
-    checks = [*_of_machine([host for host, _ in endpoints]), *_of_endpoints(endpoints, backend, run_id)]
+def run(endpoints: Sequence[tuple[str, int]], job: tuple[str, str, str], *, as_json: bool) -> int:
+    """Print what was found. `job`: what is at the endpoints: backend, run id, conf. Returns 1 if a check failed."""
+    checks = [*_of_machine([host for host, _ in endpoints]), *_of_endpoints(endpoints, job)]
     width = max(len(check.name) for check in checks)
     found = []
     for check, finding in examine(checks):
@@ -77,16 +77,16 @@ def _of_machine(hosts: Sequence[str]) -> list[Check]:
     ]
 
 
-def _of_endpoints(endpoints: Sequence[tuple[str, int]], backend: str, run_id: str) -> list[Check]:
+def _of_endpoints(endpoints: Sequence[tuple[str, int]], job: tuple[str, str, str]) -> list[Check]:
     if not endpoints:
         return []
     places = [(host, str(port)) for host, port in endpoints]
-    reached = [Check(name=f"reach {h}:{p}", function="reach", arguments=(backend, h, p)) for h, p in places]
+    reached = [Check(name=f"reach {h}:{p}", function="reach", arguments=(job[0], h, p)) for h, p in places]
     everything = tuple(part for place in places for part in place)
     return [
         *reached,
         Check(name="own address", function="own_address", arguments=places[0]),
-        Check(name="store", function="store", arguments=(backend, run_id, *everything), limit_s=20.0),
+        Check(name="store", function="store", arguments=(*job, *everything), limit_s=20.0),
     ]
 
 

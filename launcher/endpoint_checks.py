@@ -6,7 +6,6 @@ import http.client
 import json
 import socket
 import time
-from importlib import import_module
 from typing import Any
 
 from launcher.checks import Finding, fail, is_loopback, ok, warn
@@ -50,94 +49,59 @@ def own_address(host: str, port: str) -> Finding:
     return ok(f"{mine}, where the route to {host} starts; --local-addr names another one")
 
 
-def store(backend: str, run_id: str, *places: str) -> Finding:
+def store(backend: str, run_id: str, conf: str, *places: str) -> Finding:
     """Whether it answers as a store, how fast, and whether the job's coordinator can be reached from here."""
     endpoints = [(host, int(port)) for host, port in zip(places[::2], places[1::2], strict=True)]
     if not any(_listens(*endpoint) for endpoint in endpoints):
         return warn("not asked: nobody listens there", "")
+    from elastic_runtime.errors import ConfigurationError, StoreError
+    from launcher.jobs import Wanted, open_seat
+
+    # Any name will do to see whether etcd answers.
+    name = run_id or ("none" if backend == "etcd3" else None)
     try:
-        answers, holder = _etcd(run_id, endpoints) if backend == "etcd3" else _tcp(*endpoints[0])
-    except ImportError as error:
-        return warn(f"cannot be asked: {error}", "pip install elastic-runtime with what it needs for etcd")
-    except _Problem as problem:
-        return fail(*problem.args)
+        handle, seat = open_seat(Wanted(run_id=name, endpoints=endpoints, backend=backend, conf=conf))
+        try:
+            seat.holder()  # the first request may have to connect
+            began = time.monotonic()
+            holder = seat.holder()
+            took_s = time.monotonic() - began
+        finally:
+            handle.close()
+    except (ConfigurationError, StoreError) as error:
+        is_etcd = backend != "etcd3" and any(_is_etcd(*endpoint) for endpoint in endpoints)
+        return fail(str(error), "this is etcd: --rdzv-backend=etcd3" if is_etcd else "name the job's --rdzv-endpoint")
+    answers = f"answers as {'a store' if backend == 'c10d' else 'etcd'}, in {_milliseconds(took_s)}"
     if holder is None:
         if backend == "c10d":
             return warn(f"{answers}, but no elastic job uses it", "torchrun's store, or an agent that is starting")
         return ok(f"{answers}; nobody coordinates job {run_id!r} there" if run_id else answers)
-    whose = f"{answers}; job {holder['run_id']!r} is coordinated by {holder['node']}"
-    if run_id and run_id != holder["run_id"]:
+    return _coordinator(answers, run_id, holder.value)
+
+
+def _coordinator(answers: str, run_id: str, at: dict[str, Any]) -> Finding:
+    whose = f"{answers}; job {at['run_id']!r} is coordinated by {at['node']}"
+    if run_id and run_id != at["run_id"]:
         return warn(f"{whose}: not {run_id!r}", "use that --run-id, or another endpoint")
     try:
-        socket.create_connection((holder["address"], holder["port"]), timeout=CONNECT_WITHIN_S).close()
+        socket.create_connection((at["address"], at["port"]), timeout=CONNECT_WITHIN_S).close()
     except OSError as error:
         return fail(
-            f"{whose}, but {holder['address']} port {holder['port']} cannot be reached: {error.strerror or error}",
+            f"{whose}, but {at['address']} port {at['port']} cannot be reached: {error.strerror or error}",
             "agents use ports that the system chooses: let the machines of a job reach each other on all of them; or "
             "that agent announces a wrong address, which its --local-addr corrects",
         )
     return ok(f"{whose}, which can be reached")
 
 
-class _Problem(Exception):
-    """What was found, and what to do."""
-
-
-def _tcp(host: str, port: int) -> tuple[str, dict[str, Any] | None]:
-    from elastic_runtime.errors import ElasticError
-    from elastic_runtime.rendezvous.find import SEAT
-    from elastic_runtime.stores.tcp import connect, quiet_torch_log
-
-    quiet_torch_log()
-    try:
-        handle = connect(host, port, timeout_s=CONNECT_WITHIN_S)
-    except ElasticError as error:
-        remedy = "that is etcd: --rdzv-backend=etcd3" if _etcd_version(host, port) else "name the job's --rdzv-endpoint"
-        raise _Problem(str(error), remedy) from None
-    try:
-        return _timed(handle, SEAT, "a store")
-    except ElasticError as error:
-        raise _Problem(str(error), "name the job's --rdzv-endpoint") from None
-
-
-def _etcd(run_id: str, endpoints: list[tuple[str, int]]) -> tuple[str, dict[str, Any] | None]:
-    versions = [_etcd_version(host, port) for host, port in endpoints]
-    if not any(versions):
-        raise _Problem("does not answer as etcd", "is it etcd's client port (2379), and without TLS?")
-    from elastic_runtime.errors import ElasticError
-    from elastic_runtime.rendezvous.find import SEAT
-
-    etcd = import_module("elastic_runtime.stores.etcd")
-    try:
-        handle = etcd.connect(endpoints, prefix=f"elasticrun/{run_id}/", timeout_s=CONNECT_WITHIN_S)
-        return _timed(handle, SEAT, f"etcd {next(filter(None, versions))}", handle.seat(SEAT, 10.0))
-    except ElasticError as error:
-        raise _Problem(str(error), "ask it by etcdctl endpoint health") from None
-
-
-def _timed(handle: Any, key: str, what: str, seat: Any = None) -> tuple[str, dict[str, Any] | None]:
-    """How fast it answers, and who coordinates the job that uses it."""
-    from elastic_runtime.stores.seat import KeySeat
-
-    try:
-        handle.get(key)  # the first one may have to connect
-        began = time.monotonic()
-        handle.get(key)
-        took_s = time.monotonic() - began
-        holder = (seat or KeySeat(handle, key)).holder()
-    finally:
-        handle.close()
-    return f"answers as {what}, in {_milliseconds(took_s)}", None if holder is None else holder.value
-
-
-def _etcd_version(host: str, port: int) -> str:
-    """What etcd says over HTTP, empty if it is none."""
+def _is_etcd(host: str, port: int) -> bool:
+    """Whether it says so, over HTTP."""
     connection = http.client.HTTPConnection(host, port, timeout=CONNECT_WITHIN_S)
     try:
         connection.request("GET", "/version")
-        return str(json.loads(connection.getresponse().read(4096))["etcdserver"])
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-        return ""
+        return "etcdserver" in json.loads(connection.getresponse().read(4096))
+    except (OSError, http.client.HTTPException, ValueError, TypeError):
+        return False
     finally:
         connection.close()
 

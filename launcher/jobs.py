@@ -5,13 +5,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 from elastic_runtime.agent.doorplate import local_jobs
 from elastic_runtime.errors import ConfigurationError, StoreError
 from elastic_runtime.rendezvous.control import Control
-from elastic_runtime.rendezvous.find import SEAT
+from elastic_runtime.rendezvous.find import SEAT, Endpoint, Rendezvous, find_store
 from elastic_runtime.stores.base import Seat, Store
 from elastic_runtime.stores.seat import KeySeat
 from elastic_runtime.stores.tcp import connect, quiet_torch_log
@@ -27,6 +26,7 @@ class Wanted:
     run_id: str | None
     endpoints: Sequence[tuple[str, int]]
     backend: str
+    conf: str = ""  # --rdzv-conf: how an etcd is spoken to
 
 
 def open_job(wanted: Wanted) -> Control:
@@ -96,7 +96,7 @@ def _listed(agents: Sequence[dict[str, Any]]) -> str:
 def _from_store(wanted: Wanted) -> Control:
     where = ",".join(f"{host}:{port}" for host, port in wanted.endpoints)
     quiet_torch_log()
-    store, seat = _open_seat(wanted)
+    store, seat = open_seat(wanted)
     try:
         holder = seat.holder()
     finally:
@@ -110,7 +110,8 @@ def _from_store(wanted: Wanted) -> Control:
     return _answering(at["address"], at["port"], at["token"], at["run_id"])
 
 
-def _open_seat(wanted: Wanted) -> tuple[Store, Seat]:
+def open_seat(wanted: Wanted) -> tuple[Store, Seat]:
+    """The store, which is the caller's to close, and the seat of the job's coordinator. Raises as `open_job` does."""
     if wanted.backend == "c10d":
         if len(wanted.endpoints) != 1:
             raise ConfigurationError("a c10d store has one endpoint: several are of --rdzv-backend=etcd3")
@@ -120,12 +121,27 @@ def _open_seat(wanted: Wanted) -> tuple[Store, Seat]:
         return store, KeySeat(store, SEAT)
     if wanted.run_id is None:
         raise ConfigurationError("an etcd may serve many jobs: name one by --run-id")
+    from elastic_runtime.rendezvous import conf
+
+    endpoints = tuple(Endpoint(host=host, port=port) for host, port in wanted.endpoints)
+    given = _pairs(wanted.conf)
+    conf.check_keys(given)
+    rendezvous = Rendezvous(backend="etcd3", endpoints=endpoints, run_id=wanted.run_id, security=conf.security(given))
     try:
-        etcd = import_module("elastic_runtime.stores.etcd")  # its client is imported only by those who use it
+        found = find_store(rendezvous, timeout_s=ANSWER_WITHIN_S, silent_after_s=LEASE_S)
     except ImportError as error:
         raise ConfigurationError(f"this installation cannot speak with etcd: {error}") from None
-    cluster = etcd.connect(list(wanted.endpoints), prefix=f"elasticrun/{wanted.run_id}/", timeout_s=ANSWER_WITHIN_S)
-    return cluster, cluster.seat(SEAT, LEASE_S)
+    return found.store, found.seat
+
+
+def _pairs(text: str) -> dict[str, str]:
+    found = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--rdzv-conf: {part!r} is not key=value")
+        found[key.strip()] = value.strip()
+    return found
 
 
 def _check_listening(host: str, port: int) -> None:

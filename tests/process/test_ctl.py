@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher import ctl
+from launcher import ctl, endpoint_checks
+from tests.etcd.server import Etcd
 from tests.process.cluster import JOBS, Agent, Cluster, Process
 
 ENDLESS = 10**6
@@ -25,9 +26,9 @@ class Job:
         self.variables = {"XDG_RUNTIME_DIR": str(runtime)}
         self.endpoint = f"--endpoint=127.0.0.1:{cluster.port}"
 
-    def agent(self) -> Agent:
+    def agent(self, *flags: str) -> Agent:
         options = ("--dir", self.cluster.directory, "--steps", ENDLESS, "--slow-s", 0.02)
-        return self.cluster.agent(JOBS / "ledger.py", *options, variables=self.variables)
+        return self.cluster.agent(JOBS / "ledger.py", *options, flags=flags, variables=self.variables)
 
     def start(self, *arguments: object) -> Process:
         return self.cluster.run("-m", "launcher.ctl", *arguments, variables=self.variables)
@@ -37,7 +38,7 @@ class Job:
         found = ctl.main([str(argument) for argument in arguments])
         said = self._capture.readouterr()
         assert found == exit_code, said.out + said.err + self.cluster.account()
-        return said.err if exit_code else said.out
+        return said.out or said.err
 
     def status(self) -> dict[str, Any]:
         answer = json.loads(self.ctl("status", "--json", self.endpoint))
@@ -200,3 +201,28 @@ def test_no_job_on_this_machine(job: Job) -> None:
     assert process.wait() == 1
     told = process.output()
     assert told.startswith("elasticctl: ") and "--endpoint HOST:PORT" in told and told.count("\n") == 1
+
+
+def test_on_etcd_the_job_is_found_by_its_name_and_drains_its_coordinator(job: Job) -> None:
+    with Etcd() as server:
+        where = ",".join(f"{host}:{port}" for host, port in server.endpoints)
+        store = ("--rdzv-backend=etcd3", f"--endpoint={where}")
+        flags = ("--rdzv-backend=etcd3", f"--rdzv-endpoint={where}")
+        agents = [job.agent(*flags), job.agent(*flags)]
+        job.steps_go_on(2)
+        assert "by --run-id" in job.ctl("status", *store, exit_code=2)
+        assert "nobody coordinates job 'other'" in job.ctl("status", *store, "--run-id=other", exit_code=1)
+        by_name = ("--run-id=job", "--json", *store)
+        coordinator = json.loads(job.ctl("status", *by_name))["coordinator"]["node"]
+        place = [str(part) for part in server.endpoints[0]]
+        assert coordinator in endpoint_checks.store("etcd3", "job", "", *place).found
+        assert "--rdzv-backend=etcd3" in endpoint_checks.store("c10d", "job", "", *place).remedy
+        job.ctl("drain", coordinator, *by_name)
+        (leaving,) = (agent for agent in agents if agent.node == coordinator)
+        assert leaving.wait() == 0
+        job.steps_go_on(1)
+        status = json.loads(job.ctl("status", *by_name))
+        assert status["coordinator"]["node"] != coordinator and len(status["nodes"]) == 1
+        assert json.loads(job.ctl("status", "--json"))["coordinator"] | {"since_s": 0} == (
+            status["coordinator"] | {"since_s": 0}
+        ), "the agent of this machine knows of the new coordinator"
