@@ -205,10 +205,10 @@ class Membership:
         assert self.coordinates is not None
         if self._chair.is_taken:  # the store was away when it was to begin
             await self._lead({}, {}, "it has the seat")
-        link, term = Link(self._on_frame), self._term
+        link, term, record = Link(self._on_frame), self._term, self._record()
         silent_after_s = max(1.0, self._silent_after_s - 1.0) if self._found.passes_on else FIXED_HOST_SILENT_S
         opening = asyncio.ensure_future(
-            link.open(self.coordinates, self._run_id, self._record(), silent_after_s=silent_after_s)
+            link.open(self.coordinates, self._run_id, record, silent_after_s=silent_after_s)
         )
         try:
             await self._news(opening)
@@ -225,6 +225,8 @@ class Membership:
             self._note("unlinked", str(error))
         else:
             self._link = link
+            if (present := self._record()) != record:  # it has changed since the hello was written
+                link.publish(present)
             if self._end is not None:
                 link.end_job(*self._end)
             if not self._joined.done():
