@@ -6,6 +6,7 @@ import argparse
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import uuid
@@ -19,15 +20,12 @@ from elastic_runtime.agent.settings import AgentSettings
 from elastic_runtime.core.node import Limits
 from elastic_runtime.core.view import Policy
 from elastic_runtime.errors import ConfigurationError
-from elastic_runtime.rendezvous.find import Endpoint, Rendezvous
-from elastic_runtime.stores.security import Security
+from elastic_runtime.rendezvous import conf
+from elastic_runtime.rendezvous.find import Backend, Endpoint, Rendezvous
 from launcher.arguments import parse
 
-C10D_PORT = 29400
 STATIC_PORT = 29500
-ETCD_PORT = 2379
-CONF_KEYS = ("join_timeout", "last_call_timeout", "is_host", "timeout", "read_timeout", "close_timeout", "store_type")
-ETCD_CONF_KEYS = ("protocol", "cacert", "cert", "key", "user", "password_file")
+BACKENDS: dict[str, Backend] = {"c10d": "tcp", "etcd3": "etcd3"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +66,7 @@ def settings_from(arguments: argparse.Namespace) -> AgentSettings:
         ),
         role=arguments.role,
         environment=dict(os.environ),
-        local_addr=arguments.local_addr,
+        local_addr=_local_addr(arguments.local_addr),
         find_timeout_s=policy.join_timeout_s,
         silent_after_s=arguments.dead_after,
         signals=_signals(arguments.signals_to_handle),
@@ -87,29 +85,34 @@ def _policy(arguments: argparse.Namespace) -> Policy:
         raise ConfigurationError(f"--max-restarts={arguments.max_restarts} must not be negative")
     if not arguments.dead_after > 0:
         raise ConfigurationError(f"--dead-after={arguments.dead_after} must be positive")
-    conf = _conf(arguments.rdzv_conf)
-    try:
-        return Policy(
-            min_nodes=least,
-            max_nodes=most,
-            join_timeout_s=float(conf.get("join_timeout", 600)),
-            last_call_s=float(conf.get("last_call_timeout", 0.5)),
-        )
-    except ValueError as error:
-        raise ConfigurationError(f"--rdzv-conf: {error}") from None
+    given = _conf(arguments.rdzv_conf)
+    return Policy(
+        min_nodes=least,
+        max_nodes=most,
+        join_timeout_s=conf.seconds(given, "join_timeout", 600.0),
+        last_call_s=conf.seconds(given, "last_call_timeout", 0.5),
+    )
 
 
 def _conf(text: str) -> dict[str, str]:
-    conf = {}
+    found = {}
     for part in filter(None, text.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
             raise ConfigurationError(f"--rdzv-conf: {part!r} is not key=value")
-        if key.strip() not in CONF_KEYS + ETCD_CONF_KEYS:
-            known = ", ".join(CONF_KEYS + ETCD_CONF_KEYS)
-            raise ConfigurationError(f"--rdzv-conf: {key.strip()!r} is not one of {known}")
-        conf[key.strip()] = value.strip()
-    return conf
+        found[key.strip()] = value.strip()
+    conf.check_keys(found)
+    return found
+
+
+def _local_addr(text: str | None) -> str | None:
+    """Whether others reach it is seen at the join, where the coordinator tries."""
+    try:
+        if text is not None:
+            socket.getaddrinfo(text, 0, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigurationError(f"--local-addr={text} is no address and does not resolve: {error.strerror}") from None
+    return text
 
 
 def _slots(text: str) -> int:
@@ -145,54 +148,12 @@ def _rendezvous(arguments: argparse.Namespace, policy: Policy) -> Rendezvous:
     run_id = arguments.rdzv_id
     if arguments.rdzv_backend == "static":
         text = arguments.rdzv_endpoint or f"{arguments.master_addr}:{arguments.master_port or STATIC_PORT}"
-        endpoint = _endpoint(text, STATIC_PORT)
+        endpoint = conf.endpoint(text, STATIC_PORT)
         return Rendezvous(backend="tcp", endpoints=(endpoint,), may_host=arguments.node_rank == 0, run_id=run_id)
-    conf = _conf(arguments.rdzv_conf)
-    if arguments.rdzv_backend == "etcd3":
-        endpoints = tuple(_endpoint(text, ETCD_PORT) for text in _split(arguments.rdzv_endpoint or "localhost"))
-        return Rendezvous(backend="etcd3", endpoints=endpoints, run_id=run_id, security=_security(conf))
-    if arguments.rdzv_backend != "c10d":
+    if arguments.rdzv_backend not in BACKENDS:
         raise ConfigurationError(f"--rdzv-backend={arguments.rdzv_backend} is not known here: c10d, etcd3 or static")
-    given = [key for key in ETCD_CONF_KEYS if key in conf]
-    if given:
-        raise ConfigurationError(f"--rdzv-conf: {given[0]!r} belongs to --rdzv-backend=etcd3")
-    is_host = conf.get("is_host")
-    may_host = None if is_host is None else is_host.lower() in ("1", "true", "t", "yes", "y")
-    endpoint = _endpoint(arguments.rdzv_endpoint or "localhost", C10D_PORT)
-    return Rendezvous(backend="tcp", endpoints=(endpoint,), may_host=may_host, run_id=run_id)
-
-
-def _security(conf: dict[str, str]) -> Security:
-    """TLS and user of an etcd store. A password is read from a file: a command line is for everybody to see."""
-    protocol = conf.get("protocol", "https" if "cacert" in conf else "http")
-    if protocol not in ("http", "https"):
-        raise ConfigurationError(f"--rdzv-conf: protocol={protocol} is neither http nor https")
-    for key in ("cacert", "cert", "key", "password_file"):
-        if key in conf and not os.access(conf[key], os.R_OK):
-            raise ConfigurationError(f"--rdzv-conf: {key}={conf[key]} cannot be read")
-    if ("user" in conf) != ("password_file" in conf):
-        raise ConfigurationError("--rdzv-conf: user and password_file belong together")
-    return Security(
-        tls=protocol == "https",
-        ca_cert=conf.get("cacert"),
-        cert=conf.get("cert"),
-        key=conf.get("key"),
-        user=conf.get("user"),
-        password=Path(conf["password_file"]).read_text().strip() if "password_file" in conf else None,
-    )
-
-
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _endpoint(text: str, default_port: int) -> Endpoint:
-    host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
-    if not colon:
-        host, port = text, str(default_port)
-    if not port.isdigit() or int(port) > 65535:
-        raise ConfigurationError(f"--rdzv-endpoint={text}: {port!r} is not a port")
-    return Endpoint(host=host.strip("[]") or "localhost", port=int(port))
+    backend = BACKENDS[arguments.rdzv_backend]
+    return conf.rendezvous(backend, arguments.rdzv_endpoint, run_id, _conf(arguments.rdzv_conf))
 
 
 def _signals(text: str) -> tuple[signal.Signals, ...]:
