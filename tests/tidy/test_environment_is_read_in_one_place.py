@@ -13,6 +13,8 @@ STARTS_THREADS = {
     "elastic_runtime/agent/agent.py": "opening a store blocks, and the one deciding thread must not",
     "elastic_runtime/rendezvous/coordination.py": "one at a time, writes to the store, which block",
     "elastic_runtime/rendezvous/seat_watch.py": "asking for the seat and waiting for it to change block",
+    "elastic_runtime/rendezvous/torch_handler.py": "torch's agent has no event loop, and the membership needs one",
+    "elastic_runtime/rendezvous/torch_group.py": "finding and asking a store block, and no exit may wait for that",
     "elastic_runtime/session/membership.py": "orders have to be heard while the script computes",
     "elastic_runtime/stores/etcd_lease.py": "a lease is kept alive whatever its holder is doing",
     "elastic_runtime/stores/etcd_watch.py": "the stream of all watches blocks, and a wait has to end in time",

@@ -13,7 +13,7 @@ from typing import Any
 EMPTY = {"manager", "managers", "handler", "handlers", "util", "utils", "helper", "helpers", "misc", "common"}
 
 # torch's own words for things of torch's that are ours to provide: RendezvousHandler and the functions that make one.
-TORCHS = {("rendezvous", "handler"), ("rendezvous", "handlers")}
+TORCHS = {("rendezvous", "handler"), ("rendezvous", "handlers"), ("torch", "handler")}
 
 # An epoch is a pass over the data, so only those who deal with data may say it. Cluster time is a generation.
 MAY_SAY_EPOCH = (
