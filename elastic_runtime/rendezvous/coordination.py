@@ -44,6 +44,7 @@ from elastic_runtime.stores.base import Store
 
 WRITE_RETRY_S = 0.5
 REACH_S = 3.0
+BACKLOG = 4096  # all nodes come at once, and one that finds no place tries again after a second, as TCP has it
 END = "end of the connection"
 TOLD = ("waiting", "evicted", "refused", "abandoned")  # notes that a person should see
 
@@ -91,7 +92,7 @@ class Coordination:
         port = sock.getsockname()[1]
         self._coordinates = Coordinates(node=self._own_node, address=address, port=port, token=token)
         self._kept = KeptHandover(self._store, token)
-        self._server = await asyncio.start_server(self._serve, sock=sock, limit=frames.LINE_BYTES)
+        self._server = await asyncio.start_server(self._serve, sock=sock, limit=frames.LINE_BYTES, backlog=BACKLOG)
         return self._coordinates
 
     async def lead(self, lost: Mapping[str, str], waits_s: Mapping[str, float], why: str) -> Handover:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +101,29 @@ def test_a_record_that_changes_while_a_node_links_is_not_lost(tmp_path: Path) ->
                 pass
         await second.close()
         await first.close()
+        journal.close()
+
+    asyncio.run(main())
+
+
+def test_a_coordinator_that_is_busy_has_room_for_all_nodes_that_come_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        journal = Journal(tmp_path / "journal.jsonl", "first")
+        coordination = Coordination(
+            machine=Coordinator(policy=Policy(min_nodes=1, max_nodes=2)),
+            store=MemoryServer().handle(),
+            run_id=RUN_ID,
+            own_node="first",
+            journal=journal,
+            on_alone=lambda: None,
+            on_overruled=lambda: None,
+            tell=lambda text: None,
+        )
+        there = await coordination.listen(ADDRESS, "token")
+        with contextlib.ExitStack() as stack:
+            for _ in range(400):  # nothing is accepted meanwhile: this is the loop's own thread
+                stack.enter_context(socket.create_connection((there.address, there.port), timeout=0.9))
+        await coordination.close()
         journal.close()
 
     asyncio.run(main())
