@@ -66,11 +66,10 @@ class EtcdStore:
             return True, Entry(value=json.loads(text), version=version + 1, writer=self._writer)
         kvs = answer.response.responses[0].response_range.kvs
         standing = kvs[0] if kvs else None
-        if answer.retried and standing is not None:
-            if etcd_documents.read(standing).nonce == nonce:
-                return True, etcd_documents.entry(standing)  # an attempt that was not answered has won
-            if standing.version > version + 1:
-                raise StoreError(f"{key!r} was swapped by others since, so whether this swap ever won is not known")
+        if answer.retried and standing is not None and standing.version > version:
+            successor = self._past(standing, version + 1)
+            if etcd_documents.read(successor).nonce == nonce:
+                return True, etcd_documents.entry(successor)  # an attempt that was not answered has won
         return False, etcd_documents.entry(standing)
 
     def wait(self, key: str, newer_than: int, timeout_s: float) -> Entry | None:
@@ -113,9 +112,9 @@ class EtcdStore:
 
     # -- for seats, too: keys and records as they are in etcd ----------------------------------------------------------
 
-    def read(self, key: bytes) -> tuple[Any, int]:
-        """The record under a full key, None if there is none, and the store's revision."""
-        response = self._members.call(RANGE, self._rpc.RangeRequest(key=key)).response
+    def read(self, key: bytes, *, at: int = 0) -> tuple[Any, int]:
+        """The record under a full key, None if there is none, and the store's revision. `at`: as it was then."""
+        response = self._members.call(RANGE, self._rpc.RangeRequest(key=key, revision=at)).response
         return (response.kvs[0] if response.kvs else None), response.header.revision
 
     def wait_until(self, key: bytes, timeout_s: float, wanted: Callable[[Any], bool]) -> tuple[bool, Any]:
@@ -143,6 +142,18 @@ class EtcdStore:
             return False, None
         finally:
             self._watcher.remove(watch)
+
+    def _past(self, standing: Any, version: int) -> Any:
+        """The record that once had this version, of which `standing` is a successor. StoreError if it is compacted."""
+        first, last, kv = standing.create_revision, standing.mod_revision, standing
+        while kv.version != version:  # versions grow with revisions, so halve what is left of these
+            at = (first + last) // 2
+            kv, _ = self.read(standing.key, at=at)
+            if kv.version < version:
+                first = at + 1
+            else:
+                last = kv.mod_revision - 1
+        return kv
 
     def _key(self, key: str) -> bytes:
         check_key(key)

@@ -61,7 +61,11 @@ class Connection:
         self.index = index
         self._security = security
         self._token: str | None = None
-        options = [*_OPTIONS, ("grpc.keepalive_timeout_ms", max(1, round(ping_limit_s * 1000)))]
+        ping_limit_ms = max(1, round(ping_limit_s * 1000))
+        options = [
+            *_OPTIONS,
+            *((f"grpc.{name}", ping_limit_ms) for name in ("keepalive_timeout_ms", "http2.ping_timeout_ms")),
+        ]
         if speaks_tls(security):
             self._channel = grpc.secure_channel(self.address, _credentials(grpc, security), options=options)
         else:
