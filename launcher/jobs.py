@@ -13,7 +13,6 @@ from elastic_runtime.rendezvous.control import Control
 from elastic_runtime.rendezvous.find import SEAT, Endpoint, Rendezvous, find_store
 from elastic_runtime.stores.base import Seat, Store
 from elastic_runtime.stores.seat import KeySeat
-from elastic_runtime.stores.tcp import connect, quiet_torch_log
 
 ANSWER_WITHIN_S = 5.0  # of a store, and of a coordinator
 LEASE_S = 10.0  # never taken: the seat is only looked at
@@ -95,7 +94,6 @@ def _listed(agents: Sequence[dict[str, Any]]) -> str:
 
 def _from_store(wanted: Wanted) -> Control:
     where = ",".join(f"{host}:{port}" for host, port in wanted.endpoints)
-    quiet_torch_log()
     store, seat = open_seat(wanted)
     try:
         holder = seat.holder()
@@ -117,6 +115,9 @@ def open_seat(wanted: Wanted) -> tuple[Store, Seat]:
             raise ConfigurationError("a c10d store has one endpoint: several are of --rdzv-backend=etcd3")
         host, port = wanted.endpoints[0]
         _check_listening(host, port)
+        from elastic_runtime.stores.tcp import connect, quiet_torch_log  # torch, which takes its time
+
+        quiet_torch_log()
         store = connect(host, port, timeout_s=ANSWER_WITHIN_S)
         return store, KeySeat(store, SEAT)
     if wanted.run_id is None:

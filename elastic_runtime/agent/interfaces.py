@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 
 def interface_of(address: str) -> str | None:

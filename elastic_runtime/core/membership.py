@@ -154,7 +154,7 @@ def _while_live(view: View, now: float) -> Decision:
         return Hold(reason="nothing to change", until=wait_until)
     if not view.is_adopted():
         return Hold(reason=f"generation {view.generation.number} is not adopted yet")
-    reason = _difference(view.generation.world, wanted)
+    reason = _difference(view, wanted)
     return Settle(kind=Kind.LIVE, world=wanted, planned=True, reason=reason)
 
 
@@ -226,11 +226,18 @@ def _why_gone(view: View, node: str) -> str:
     return record.given_up if record else view.gone.get(node, f"node {node} is gone")
 
 
-def _difference(old: tuple[WorkerId, ...], new: tuple[WorkerId, ...]) -> str:
+def _difference(view: View, new: tuple[WorkerId, ...]) -> str:
+    old = view.generation.world
     joined = [w for w in new if w not in set(old)]
     left = [w for w in old if w not in set(new)]
-    parts = [f"{_names(joined)} joined"] if joined else []
-    parts += [f"{_names(left)} drained"] if left else []
+    staying = {node.node for node in view.nodes.values() if not node.draining}
+    drained = [w for w in left if w.node not in staying]
+    standing_by = [w for w in left if w.node in staying]
+    parts = [
+        f"{_names(workers)} {what}"
+        for workers, what in ((joined, "joined"), (drained, "drained"), (standing_by, "stand by"))
+        if workers
+    ]
     return ", ".join(parts) or "the order of ranks changed"
 
 

@@ -118,8 +118,7 @@ class Supervisor:
         noticed_at = now if self.noticed_at is None else self.noticed_at
         self.noticed_at = None
         effects: list[Effect] = []
-        hosts_group = announced.kind is Kind.START and announced.host_node == self.node
-        if hosts_group and announced.store_port == self.store_port:
+        if announced.kind is Kind.START and (announced.host_node, announced.store_port) == (self.node, self.store_port):
             self.store_port = 0
             effects.append(OpenStore())
         if self.mode in (Mode.STOPPING, Mode.SERVING):

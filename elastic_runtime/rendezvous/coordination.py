@@ -77,6 +77,7 @@ class Coordination:
         self._on_overruled = on_overruled
         self._tell = tell  # a line for the person who watches
         self._links: dict[str, asyncio.StreamWriter] = {}
+        self._controls: set[asyncio.StreamWriter] = set()
         self._said_goodbye: set[str] = set()
         self._wake: asyncio.TimerHandle | None = None
         self._writer = ThreadPoolExecutor(1, "elastic-store")
@@ -134,6 +135,8 @@ class Coordination:
                 await asyncio.wait_for(link.drain(), 1.0)
             link.close()
         self._links.clear()
+        for visitor in list(self._controls):
+            visitor.close()
         await self._loop.run_in_executor(None, self._writer.shutdown)
 
     # -- links --------------------------------------------------------------------------------------------------------
@@ -147,6 +150,7 @@ class Coordination:
                 return
             await self._leads.wait()
             if kind == control.HELLO:
+                self._controls.add(writer)
                 await control.serve(reader, writer, self._governor)
             if kind != "hello":
                 return
@@ -166,6 +170,7 @@ class Coordination:
         except asyncio.CancelledError:
             pass  # the loop is closing; asyncio prints a trace for a connection that ends so
         finally:
+            self._controls.discard(writer)
             writer.close()
 
     def _unlink(self, node: str, writer: asyncio.StreamWriter, reason: str) -> None:

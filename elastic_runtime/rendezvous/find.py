@@ -11,7 +11,6 @@ from elastic_runtime.errors import ConfigurationError, StoreError
 from elastic_runtime.stores.base import Seat, Store
 from elastic_runtime.stores.seat import KeySeat
 from elastic_runtime.stores.security import Security
-from elastic_runtime.stores.tcp import connect, host
 
 SEAT = "elastic/coordinator"
 GENERATION = "elastic/generation"
@@ -80,6 +79,8 @@ def find_store(rendezvous: Rendezvous, *, timeout_s: float, silent_after_s: floa
     """
     if rendezvous.backend == "etcd3":
         return _elected(rendezvous, timeout_s=timeout_s, ttl_s=max(LEAST_TTL_S, silent_after_s - 1.0))
+    from elastic_runtime.stores.tcp import connect, host  # torch, which not everybody who imports this needs
+
     (endpoint,) = rendezvous.endpoints
     if rendezvous.may_host or (rendezvous.may_host is None and is_local(endpoint.host)):
         try:
@@ -107,10 +108,9 @@ def find_store(rendezvous: Rendezvous, *, timeout_s: float, silent_after_s: floa
 
 
 def _elected(rendezvous: Rendezvous, *, timeout_s: float, ttl_s: float) -> Found:
-    # Here and not above: the client of etcd is imported only by those who use it.
-    from elastic_runtime.stores import etcd
+    from elastic_runtime.stores.etcd import connect  # only those who use etcd import its client
 
-    store = etcd.connect(
+    store = connect(
         [(e.host, e.port) for e in rendezvous.endpoints],
         prefix=f"elasticrun/{rendezvous.run_id}/",
         timeout_s=timeout_s,

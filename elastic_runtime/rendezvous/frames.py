@@ -22,7 +22,10 @@ def line(kind: str, /, **fields: Any) -> bytes:
 
 def parse(text: bytes) -> tuple[str, dict[str, Any]]:
     """Kind and fields of a line. Raises ValueError for anything else."""
-    fields = json.loads(text)
+    try:
+        fields = json.loads(text)
+    except RecursionError:
+        raise ValueError("not a frame") from None
     if not isinstance(fields, dict) or not isinstance(fields.get("is"), str):
         raise ValueError("not a frame")
     return fields.pop("is"), fields

@@ -93,7 +93,10 @@ def announced(packet: bytes) -> Announced:
     return frames.announced_from_json(fields)
 
 
-@pytest.mark.parametrize("text", [b"", b"\n", b"GET / HTTP/1.1\r\n", b"[1]\n", b'{"kind": "record"}\n', b'{"is": 3}\n'])
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"\n", b"GET / HTTP/1.1\r\n", b"[1]\n", b'{"kind": "record"}\n', b'{"is": 3}\n', b"[" * 100_000 + b"\n"],
+)
 def test_what_is_no_frame_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError):
         frames.parse(text)
