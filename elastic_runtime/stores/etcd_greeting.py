@@ -82,7 +82,7 @@ def _greet_once(members: Members, prefix: str, deadline: float) -> None:
             raise fault from error
         where = ", ".join(map(address_text, members.endpoints))
         raise StoreError(f"no member of etcd can be reached at {where}: {error}") from error
-    _check_version(answer.response.version, answer.connection.address)
+    check_version(answer.response.version, answer.connection.address)
     try:
         members.call(_TXN, _dry_run(members, f"{prefix}greeting".encode()), limit_s=limit_s)
     except Refused as error:
@@ -109,7 +109,7 @@ def _dry_run(members: Members, key: bytes) -> Any:
     return rpc.TxnRequest(compare=[never], success=success, failure=[look])
 
 
-def _check_version(text: str, address: str) -> None:
+def check_version(text: str, address: str) -> None:
     try:
         version = tuple(int(part) for part in text.split(".")[:2])
     except ValueError:
@@ -157,7 +157,7 @@ def _fault_of_answer(where: str, answer: bytes, *, ours: bool, theirs: bool) -> 
         text = f"{where} does not answer as etcd does: the port is held by something else, name another one"
         return NotEtcd(text, certain=bool(answer))
     try:
-        _check_version(version, where)
+        check_version(version, where)
     except ConfigurationError as error:
         return NotEtcd(str(error), certain=True)
     if ours and not theirs:

@@ -11,7 +11,7 @@ import pytest
 from elastic_runtime.stores import etcd
 from elastic_runtime.stores.etcd import EtcdStore
 from tests.etcd.proxy import Proxy
-from tests.etcd.server import Address, Certificates, Etcd, EtcdCluster, make_certificates
+from tests.etcd.server import Address, Certificates, Etcd, EtcdCluster, free_port, make_certificates
 
 
 @pytest.fixture(scope="session")
@@ -60,3 +60,9 @@ def open_store(prefix: str) -> Iterator[Callable[..., EtcdStore]]:
 def proxy(server: Etcd) -> Iterator[Proxy]:
     with Proxy(server.endpoint) as between:
         yield between
+
+
+@pytest.fixture
+def unused() -> Address:
+    """Where nobody listens."""
+    return "127.0.0.1", free_port()

@@ -80,7 +80,7 @@ class EtcdCluster:
         self._options = [*options, *(["--auth-token-ttl", str(user.token_ttl_s)] if user else [])]
         self._asks_for_users = False
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * size
-        self._ports = [_free_port() for _ in range(2 * size)]
+        self._ports = [free_port() for _ in range(2 * size)]
         try:
             for member in range(size):
                 self._start(member, "new")
@@ -298,7 +298,7 @@ def program(name: str) -> str:
     return found
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port nobody listens on. Below those the kernel gives to outgoing connections, which might take it meanwhile."""
     while True:
         port = random.SystemRandom().randrange(15000, 30000)
