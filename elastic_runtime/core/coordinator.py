@@ -113,9 +113,9 @@ class Coordinator(Known):
 
     def _reported(self, record: NodeRecord, now: float) -> list[Effect]:
         known = self.nodes.get(record.node)
-        world = {*self.generation.world, *self.trained.world} if self.generation.kind is Kind.LIVE else set()
+        worlds = (self.generation, self.trained) if self.generation.kind is Kind.LIVE else ()
         expected = known is not None or self.gathering.expects(record.node)
-        if (turned_away := turn_away(record, self.nodes, world, expected=expected)) is not None:
+        if (turned_away := turn_away(record, self.nodes, worlds, expected=expected)) is not None:
             self._forget(record.node, turned_away.reason, now)
             return [turned_away, Note("refused", f"{record.node}: {turned_away.reason}")]
         self.nodes[record.node] = record
@@ -123,7 +123,7 @@ class Coordinator(Known):
         self.liveness.heard(record.node, now)
         self._note_losses(record)
         waiting = any(
-            w.phase is WorkerPhase.READY and record.worker_id(w) not in self.generation.world for w in record.workers
+            w.phase is WorkerPhase.READY and record.worker_id(w) not in self.generation for w in record.workers
         )
         if waiting:
             self.ready_since.setdefault(record.node, now)
@@ -212,7 +212,7 @@ class Coordinator(Known):
         for worker in generation.world:
             if worker.node not in self.nodes:
                 self.gone[worker.node] = f"node {worker.node} died"
-        for node in dict.fromkeys(worker.node for worker in self.trained.world):
+        for node in self.trained.on_node:
             if node not in self.nodes:
                 self._note_silent_peer(node, "died")
         return [Note("settled", generation.reason), Announce(generation, tuple(self.nodes))]

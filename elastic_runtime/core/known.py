@@ -35,8 +35,9 @@ class Known:
         self.liveness = Liveness(silent_after_s=self.silent_after_s)
 
     def view(self, now: float) -> View:
+        out = {host: at for host in self.flapping.losses if (at := self.flapping.free_at(host, now)) > now}
         return View(
-            held_back={n: at for n, r in self.nodes.items() if (at := self.flapping.free_at(r.host, now)) > now},
+            held_back={n: out[r.host] for n, r in self.nodes.items() if r.host in out} if out else {},
             target=self.target,
             policy=self.policy,
             generation=self.generation,
@@ -56,8 +57,8 @@ class Known:
         if self.generation.kind is not Kind.LIVE:
             return
         here = {record.worker_id(w) for w in record.workers}
-        for worker in self.generation.world:
-            if worker.node == record.node and worker not in here:
+        for worker in self.generation.on_node.get(record.node, ()):
+            if worker not in here:
                 self.gone[f"{worker.node}/{worker.slot}"] = f"worker {worker.slot} of {worker.node} died"
 
     def _forget(self, node: str, reason: str, now: float) -> None:
@@ -67,7 +68,7 @@ class Known:
         self.liveness.forget(node)
         for table in (self.joined_at, self.ready_since, self.used_ports):
             table.pop(node, None)
-        if any(worker.node == node for worker in self.generation.world):
+        if node in self.generation.on_node:
             self.gone[node] = f"node {node} {reason}"
             if not record.draining:
                 self.flapping.lost(record.host, now)
@@ -76,16 +77,16 @@ class Known:
         """Until a planned world is adopted the one before it trains on, and a silent death breaks nothing there: its
         workers would wait for ever, and the planned world for them."""
         train_on = self.generation.planned and any(
-            record.worker_id(w) in self.trained.world and w.adopted == self.trained.number
+            record.worker_id(w) in self.trained and w.adopted == self.trained.number
             for record in self.nodes.values()
             for w in record.workers
         )
-        if train_on and any(worker.node == node for worker in self.trained.world):
+        if train_on and node in self.trained.on_node:
             self.gone[node] = f"node {node} {reason}"
 
     def _miss(self, lost: Mapping[str, str]) -> None:
         for node, reason in lost.items():
-            if any(worker.node == node for worker in self.generation.world):
+            if node in self.generation.on_node:
                 self.gone[node] = f"node {node} {reason}"
             self._note_silent_peer(node, reason)
 

@@ -51,13 +51,12 @@ def _decide_among(view: View, now: float) -> Decision:
 
 
 def _all_done(view: View) -> Close | None:
-    world = view.generation.world
     if view.generation.kind is Kind.START:
-        members = [view.nodes.get(name) for name in dict.fromkeys(w.node for w in world)]
+        members = [view.nodes.get(name) for name in view.generation.on_node]
         done = bool(members) and all(n is not None and view.in_group(n, WorkerPhase.FINISHED) for n in members)
     else:
         # Whoever was in no world that trained waits for one that will never form: it does not hold up the end.
-        trained = view.last_trained().world
+        trained = view.last_trained()
         awaited = [w for n, w in view.present() if w.phase is not WorkerPhase.FINISHED and n.worker_id(w) in trained]
         done = view.is_finishing() and not awaited
     return Close(exit_code=0, reason="every worker finished") if done else None
@@ -108,7 +107,7 @@ def _start(view: View, nodes: list[NodeRecord], *, planned: bool, reason: str) -
 
 
 def _while_starting(view: View, now: float) -> Decision:
-    members = list(dict.fromkeys(w.node for w in view.generation.world))
+    members = view.generation.on_node
     nodes = view.eligible_nodes()
     staying = [n for n in nodes if n.node in members]
     lost = [name for name in members if name not in view.nodes or view.nodes[name].given_up]
@@ -174,17 +173,17 @@ def _unplanned(view: View, wanted: tuple[WorkerId, ...], now: float) -> Decision
 
 def _wanted_world(view: View, now: float) -> tuple[tuple[WorkerId, ...], float | None]:
     """The world that the records ask for, and when to look again if some workers still wait for their siblings."""
-    current, trained = set(view.generation.world), set(view.trained.world)
+    current, trained = view.generation, view.trained
     chosen: list[WorkerId] = []
     look_again: list[float] = []
     for node in view.eligible_nodes():
         ready = [node.worker_id(w) for w in node.workers if w.phase is WorkerPhase.READY and not w.draining]
-        new = [w for w in ready if w not in current | trained]
+        new = [w for w in ready if w not in current and w not in trained]
         starting = any(w.phase is WorkerPhase.STARTING for w in node.workers)
         admit_at = view.ready_since.get(node.node, now) + view.policy.admit_wait_s
         if new and starting and now < admit_at:
             look_again.append(admit_at)
-            ready = [w for w in ready if w in current | trained]
+            ready = [w for w in ready if w in current or w in trained]
         chosen += ready
     chosen += _handing_over(view, chosen)
     # What the batch does not feed stands by; never a member for the sake of a newcomer, who may have no state to give.
@@ -227,9 +226,9 @@ def _why_gone(view: View, node: str) -> str:
 
 
 def _difference(view: View, new: tuple[WorkerId, ...]) -> str:
-    old = view.generation.world
-    joined = [w for w in new if w not in set(old)]
-    left = [w for w in old if w not in set(new)]
+    remaining = set(new)
+    joined = [w for w in new if w not in view.generation]
+    left = [w for w in view.generation.world if w not in remaining]
     staying = {node.node for node in view.nodes.values() if not node.draining}
     drained = [w for w in left if w.node not in staying]
     standing_by = [w for w in left if w.node in staying]

@@ -43,6 +43,16 @@ class Generation:
     store_host: str = ""
     store_port: int = 0
     meeting_port: int = 0
+    on_node: Mapping[str, tuple[WorkerId, ...]] = field(init=False, repr=False, compare=False)  # the world, by node
+
+    def __post_init__(self) -> None:
+        on_node: dict[str, tuple[WorkerId, ...]] = {}
+        for worker in self.world:
+            on_node[worker.node] = (*on_node.get(worker.node, ()), worker)
+        object.__setattr__(self, "on_node", on_node)
+
+    def __contains__(self, worker: WorkerId) -> bool:
+        return worker in self.on_node.get(worker.node, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +78,7 @@ class View:
 
     def eligible_nodes(self) -> list[NodeRecord]:
         """Nodes that may take part: alive, staying, members first, at most `most_nodes` of them."""
-        members = {worker.node for worker in self.generation.world}
+        members = self.generation.on_node
         staying = [
             n
             for n in self.nodes.values()
@@ -79,8 +89,13 @@ class View:
 
     def present(self) -> list[tuple[NodeRecord, WorkerRecord]]:
         """The members of the settled world that are still there, with their records."""
-        found = {n.worker_id(w): (n, w) for n in self.nodes.values() for w in n.workers}
-        return [found[worker] for worker in self.generation.world if worker in found]
+        return [
+            (node, record)
+            for worker in self.generation.world
+            if (node := self.nodes.get(worker.node)) is not None
+            for record in node.workers
+            if (record.slot, record.spawn) == (worker.slot, worker.spawn)
+        ]
 
     def is_adopted(self) -> bool:
         return all(w.adopted >= self.generation.number for _, w in self.present())
@@ -104,7 +119,7 @@ class View:
     def has_trained(self, node: NodeRecord, worker: WorkerRecord) -> bool:
         """Whether a worker is known to hold the state of the last world that trained."""
         me = node.worker_id(worker)
-        return any(me in g.world and worker.adopted >= g.number for g in (self.trained, self.generation))
+        return any(me in g and worker.adopted >= g.number for g in (self.trained, self.generation))
 
     def waits_for_the_finished(self) -> bool:
         """Whether a worker has left the world before for the settled one, and others were through before they heard of
