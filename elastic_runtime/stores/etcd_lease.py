@@ -63,15 +63,15 @@ class LeaseKeeper:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and (left_s := self._until_due_s()) != 0.0:
-                    self._changed.wait(left_s)
+                while not self._closed and (due_s := self._until_due_s()) != 0.0:
+                    self._changed.wait(due_s)
                 if self._closed:
                     return
                 leases = list(self._ttl_s)
-                limit_s = min(self._ttl_s.values()) / RENEWALS
+                left_s = min(self._ttl_s.values()) * (RENEWALS - 1) / RENEWALS
             began = time.monotonic()
             try:
-                renewed = self._renew(leases, limit_s)
+                renewed = self._renew(leases, min(left_s, self._members.call_limit_s))
             except StoreError:
                 with self._changed:  # it may still be alive when the store is back, so this never gives up
                     self._changed.wait_for(lambda: self._closed, RETRY_S)

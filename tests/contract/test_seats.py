@@ -249,6 +249,7 @@ def test_a_holder_that_is_killed_loses_the_seat_in_time(leased: EtcdPlace, held:
     assert seat.claim({"node": "a"}, 0) is not None
 
 
+@pytest.mark.slow
 def test_a_holder_that_was_stopped_finds_the_seat_lost_and_is_not_put_back(
     leased: EtcdPlace, held: Callable[[], Program]
 ) -> None:

@@ -230,6 +230,7 @@ def test_all_members_die_and_come_back(open_store: Open) -> None:
         assert seen.next() == second  # by the watch of before
 
 
+@pytest.mark.slow
 def test_a_minority_is_an_outage_and_not_a_wrong_answer(open_store: Open) -> None:
     with EtcdCluster(3) as cluster:
         store = open_store(*cluster.endpoints, call_limit_s=1.0)
