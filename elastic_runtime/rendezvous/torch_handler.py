@@ -3,8 +3,8 @@
     torchrun --rdzv-backend=etcd3 --rdzv-endpoint=h1:2379,h2:2379 --rdzv-id=job1 --nnodes=1:4 train.py
     torchrun --rdzv-backend=elastic --rdzv-endpoint=HOST:29400 --rdzv-id=job1 --nnodes=1:4 train.py
 
-torch calls from its main thread; the node itself lives on an event loop in a thread of its own, begun with the first
-rendezvous. What torch's agent does not tell is guessed nowhere: see `torch_node`.
+torch calls from its main thread; the node itself (`torch_node`) lives on an event loop in a thread of its own, which
+begins with the first rendezvous.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Coroutine
@@ -37,6 +38,7 @@ from elastic_runtime.errors import ConfigurationError, StoreError
 from elastic_runtime.rendezvous import conf
 from elastic_runtime.rendezvous.find import Backend
 from elastic_runtime.rendezvous.torch_node import NodeSettings, TorchNode
+from elastic_runtime.stores.tcp_client import quiet_torch_log
 
 T = TypeVar("T")
 
@@ -137,8 +139,15 @@ class ElasticRendezvousHandler(RendezvousHandler):
         return int(self._node is not None and not self._is_shut and self._node.waits)
 
     def shutdown(self) -> bool:
-        """End the job for everybody if this node is in its group; one that found no place there only leaves."""
-        return self._leave(ends_job=True)
+        """End the job for everybody, if this node is in its group and its workers are done or failed for the last time.
+
+        One that found no place, or whose agent dies of an error of its own, only leaves. torch calls this while such an
+        error passes by, and says nothing of it.
+        """
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+        error = sys.exception()
+        return self._leave(ends_job=error is None or isinstance(error, ChildFailedError))
 
     # -- the other thread ---------------------------------------------------------------------------------------------
 
@@ -152,6 +161,7 @@ class ElasticRendezvousHandler(RendezvousHandler):
             raise
 
     def _start(self) -> asyncio.AbstractEventLoop:
+        quiet_torch_log()  # this process is torch's agent: it starts the user's code in others
         ready: Future[asyncio.AbstractEventLoop] = Future()
 
         async def serve() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousHandler,
@@ -151,6 +152,17 @@ def test_who_finds_no_room_ends_nothing(nodes: Nodes) -> None:
         spare.next_rendezvous()
     assert spare.shutdown()
     assert not a.is_closed() and a.num_nodes_waiting() == 0
+
+
+def test_an_agent_that_dies_of_an_error_ends_nothing(nodes: Nodes) -> None:
+    a, b = nodes.add(last_call_timeout=1.0), nodes.add(last_call_timeout=1.0)
+    check_group(nodes.next(a, b))
+    try:
+        raise DistError("the store of the group is gone")
+    except DistError:
+        b.shutdown()
+    wait_for("the loss is told of", a.num_nodes_waiting)
+    check_group(nodes.next(a))
 
 
 @pytest.mark.parametrize("nodes", [(2, 2)], indirect=True)
