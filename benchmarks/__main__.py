@@ -6,7 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 
-for name in ("steady", "recovery"):
+for name in ("steady", "recovery", "rendezvous"):
     print(f"== {name}")
     sys.argv = [name]
     runpy.run_path(str(Path(__file__).parent / f"{name}.py"), run_name="__main__")
