@@ -268,4 +268,5 @@ class TorchNode:
             self._journal.write(event, generation=generation, reason=reason, **fields)
 
     def _say(self, text: str) -> None:
-        print(f"torchrun [{self.node}]: {text}", file=sys.stderr, flush=True)
+        if self._leaving is None:  # then nobody is concerned any more
+            print(f"torchrun [{self.node}]: {text}", file=sys.stderr, flush=True)
