@@ -17,8 +17,8 @@ from elastic_runtime.stores.security import Security
 Address = tuple[str, int]
 T = TypeVar("T")
 
-# Some time without a word on a connection with a watch, then a ping, which the member has to answer within the limit of
-# a call. etcd takes pings more often than every 5 s for an attack.
+# After so long without a word on a connection with a watch comes a ping, which the member has to answer within half the
+# limit of a call. Shorter: a silent member is noticed sooner. etcd takes pings more often than every 5 s for an attack.
 PING_AFTER_S = 6.0
 
 LEAST_LIMIT_S = 0.05  # of one attempt

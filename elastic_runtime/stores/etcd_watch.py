@@ -76,7 +76,7 @@ class Watcher:
             _tell([watch], _closed())
 
     def remove(self, watch: Watch) -> None:
-        """From now on neither of its callbacks is called; one that is under way goes on. May be repeated."""
+        """From now on none of its callbacks is called; one that is under way goes on. May be repeated."""
         with self._changed:
             watch.stopped = True
             with contextlib.suppress(ValueError):
@@ -132,7 +132,11 @@ class Watcher:
     def _serve(self, connection: Connection) -> bool:
         """Have all watches on one stream until it ends. Returns whether it ever answered."""
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        stream = connection.watch(iter(requests.get, None), self._members.call_limit_s)
+        try:
+            stream = connection.watch(iter(requests.get, None), self._members.call_limit_s)
+        except Retryable:
+            self._members.leave(connection)  # if another thread has not done so
+            return False
         worked = False
         try:
             with self._changed:
