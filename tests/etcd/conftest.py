@@ -11,7 +11,7 @@ import pytest
 from elastic_runtime.stores import etcd
 from elastic_runtime.stores.etcd import EtcdStore
 from tests.etcd.proxy import Proxy
-from tests.etcd.server import Address, Certificates, Etcd, EtcdCluster, free_port, make_certificates
+from tests.etcd.server import SOON_ELECTED, Address, Certificates, Etcd, EtcdCluster, free_port, make_certificates
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +22,7 @@ def server() -> Iterator[Etcd]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[EtcdCluster]:
-    with EtcdCluster(3) as three:
+    with EtcdCluster(3, options=SOON_ELECTED) as three:
         yield three
 
 

@@ -15,7 +15,7 @@ from elastic_runtime.stores.etcd import EtcdStore
 from elastic_runtime.stores.etcd_connection import PING_AFTER_S
 from tests.etcd.background import PROMPT_S, Background
 from tests.etcd.proxy import Proxy
-from tests.etcd.server import Etcd, EtcdCluster
+from tests.etcd.server import SOON_ELECTED, Etcd, EtcdCluster
 
 ELECTION_S = 15.0  # generous: etcd's members elect within two seconds where they get to run
 
@@ -146,7 +146,7 @@ def test_a_member_that_is_gone_costs_nothing_and_the_next_is_kept(cluster: EtcdC
 def test_a_silent_member_costs_its_share_of_one_call(cluster: EtcdCluster, open_store: Open) -> None:
     follower = (cluster.leader() + 1) % 3
     rest = [endpoint for member, endpoint in enumerate(cluster.endpoints) if member != follower]
-    limit_s = 6.0
+    limit_s = 3.0
     store = open_store(cluster.endpoints[follower], *rest, call_limit_s=limit_s)
     waiting = Background(lambda: store.wait("key", 0, 60.0))
     assert waiting.stays_blocked()
@@ -206,7 +206,7 @@ def test_a_watch_misses_nothing_when_the_leader_changes(cluster: EtcdCluster, op
 
 
 def test_all_members_die_and_come_back(open_store: Open) -> None:
-    with EtcdCluster(3) as cluster:
+    with EtcdCluster(3, options=SOON_ELECTED) as cluster:
         store = open_store(*cluster.endpoints, call_limit_s=1.0)
         seen = Seen()
         _, first = store.swap("key", {"n": 1}, 0)
