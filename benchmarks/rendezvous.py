@@ -179,7 +179,7 @@ def settle(nodes: int, etcd: Etcd | None, processes: int, run_id: str, *, take_o
             live_s = max(ask_all(among, do="until", kind="live", size=nodes, after=0)) - began
             (number,) = ask_all(among[:1], do="quiet")
             joined = join(among, late, etcd, nodes, number)
-            taken_s = take_over_from(started, nodes) if take_over else None
+            taken_s = take_over_from(started) if take_over else None
     return Result(
         nodes=nodes,
         seconds=seconds,
@@ -210,12 +210,16 @@ def join(among: list[Part], late: Part, etcd: Etcd | None, nodes: int, number: i
     }
 
 
-def take_over_from(among: list[Part], nodes: int) -> float:
-    """Kill the coordinator's process; until the others have a later world, without it."""
+def take_over_from(among: list[Part]) -> float | None:
+    """Kill the coordinator's process; until all others have a later world, without it. None if some came too late."""
     (number,) = ask_all(among[:1], do="quiet")
     killed = time.monotonic()
     os.kill(among[0].process.pid, signal.SIGKILL)
-    return max(ask_all(among[1:], do="until", kind="live", size=nodes, after=number)) - killed
+    ends = ask_all(among[1:], do="until", kind="live", size=0, after=number)
+    evicted = Count(among[1:], None).counted["down evicted"]
+    if evicted:
+        print(f"take-over: {evicted} nodes came too late and were evicted", flush=True)
+    return None if evicted else max(ends) - killed
 
 
 def free_port() -> int:

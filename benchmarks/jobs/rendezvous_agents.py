@@ -36,7 +36,7 @@ class Light:
 
     async def take_part(self, found: Found) -> None:
         await self._look(found)
-        while True:
+        while not self.node.is_out:
             while self.there is None or self.there == self._refused:
                 self._changed.clear()
                 await self._changed.wait()
@@ -70,16 +70,20 @@ class Light:
             await link.open(there, self._run_id, self.node.record(), silent_after_s=SILENT_AFTER_S)
         except Refused:
             self._refused = there
-            if self.there == there and isinstance(found.store, EtcdStore):
-                seat = found.store.seat(SEAT, SILENT_AFTER_S - 1.0)
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._threads, seat.claim, {"node": self.node.name}, NOBODYS_TERM)
+            if isinstance(found.store, EtcdStore):
+                await asyncio.get_running_loop().run_in_executor(self._threads, self._claim, found.store, there)
             return
         except StoreError:  # the machine is busy, or the coordinator died while it was called: once more
             return
         self.node.publish = link.publish
         self.node.say()
         await link.lost
+
+    def _claim(self, store: EtcdStore, after: Coordinates) -> None:
+        seat = store.seat(SEAT, SILENT_AFTER_S - 1.0)
+        holder = seat.holder()
+        if holder is not None and holder.value["port"] == after.port:  # nobody was faster
+            seat.claim({"node": self.node.name}, NOBODYS_TERM)
 
 
 class Commands:

@@ -36,6 +36,7 @@ class Node:
         self.number = number
         self.open = False  # whether its worker has opened a Session
         self.group = self.adopted = 0
+        self.is_out = False
         self.announced: Announced | None = None
         self.publish: Callable[[NodeRecord], None] = lambda record: None
         self._published: NodeRecord | None = None
@@ -86,11 +87,13 @@ class Fleet:
             self._look(node)
         elif kind != "welcome":
             print(f"{node.name} was {kind}: {fields}", file=sys.stderr, flush=True)
-            os._exit(1)
+            node.is_out = True
+            self._look(node)
 
     async def until(self, kind: str, size: int, after: int) -> float:
-        """When the last node here heard of a generation later than `after`, of this kind and with so many nodes."""
-        self._wanted = lambda a: a.kind == kind and a.node_count == size and a.generation > after
+        """When the last node here heard of a generation later than `after`, of this kind and with so many nodes (0: any
+        number). Those that were evicted are not waited for."""
+        self._wanted = lambda a: a.kind == kind and size in (0, a.node_count) and a.generation > after
         self._left = {node.name for node in self.nodes}
         self._reached = asyncio.get_running_loop().create_future()
         for node in self.nodes:
@@ -98,7 +101,7 @@ class Fleet:
         return await self._reached
 
     def _look(self, node: Node) -> None:
-        if node.announced is not None and self._wanted(node.announced):
+        if node.is_out or (node.announced is not None and self._wanted(node.announced)):
             self._left.discard(node.name)
             if not self._left and not self._reached.done():
                 self._reached.set_result(time.monotonic())
