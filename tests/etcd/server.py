@@ -76,8 +76,7 @@ class EtcdCluster:
         user: User | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        in_memory = Path("/dev/shm")
-        self._folder = Path(tempfile.mkdtemp(prefix="etcd-test-", dir=in_memory if in_memory.is_dir() else None))
+        self._folder = _new_folder()
         self._size = size
         self._certificates, self._client_certificates = certificates, client_certificates
         self._options = [*options, *(["--auth-token-ttl", str(user.token_ttl_s)] if user else [])]
@@ -263,6 +262,16 @@ class Etcd(EtcdCluster):
     @property
     def endpoint(self) -> Address:
         return self.endpoints[0]
+
+
+def _new_folder() -> Path:
+    """In memory where that is possible: etcd syncs each write. What tests that were killed left there is removed."""
+    in_memory = Path("/dev/shm")
+    where = in_memory if in_memory.is_dir() else Path(tempfile.gettempdir())
+    for left in where.glob("etcd-test-*-*"):
+        if not Path("/proc", left.name.split("-")[2]).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"etcd-test-{os.getpid()}-", dir=where))
 
 
 def make_certificates(folder: Path) -> Certificates:
