@@ -26,20 +26,6 @@ store: drained, it goes on serving until the others end; a second signal ends th
 <log-dir>/<rdzv-id>_*/journal.jsonl. Exit code: 0 done or drained, 1 failed, 2 wrong command line or Session argument,
 128+n ended by signal n."""
 
-# What torchrun has and this launcher does not do yet: refused when given, never ignored.
-NOT_YET = {
-    "run_path": False,
-    "redirects": "0",
-    "tee": "0",
-    "local_ranks_filter": "",
-    "duplicate_stdout_filters": [],
-    "duplicate_stderr_filters": [],
-    "logs_specs": None,
-    "numa_binding": None,
-    "virtual_local_rank": False,
-    "event_log_handler": "null",
-}
-
 
 def parser() -> argparse.ArgumentParser:
     result: argparse.ArgumentParser = get_args_parser()
@@ -63,8 +49,6 @@ def parser() -> argparse.ArgumentParser:
                 "restarts of workers per node. Unset: 3 per worker in any 10 minutes for a script with a Session, 0 "
                 "for any other. A change of membership costs none"
             )
-        if action.dest in NOT_YET:
-            action.help = f"{action.help or ''} (not supported yet)".strip()
     return result
 
 
@@ -75,8 +59,4 @@ def _refuse(message: str) -> NoReturn:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    arguments = parser().parse_args(argv)
-    for dest, default in NOT_YET.items():
-        if getattr(arguments, dest) != default:
-            _refuse(f"--{dest.replace('_', '-')} is not supported yet")
-    return arguments
+    return parser().parse_args(argv)

@@ -23,6 +23,7 @@ from elastic_runtime.errors import ConfigurationError
 from elastic_runtime.rendezvous import conf
 from elastic_runtime.rendezvous.find import Backend, Endpoint, Rendezvous
 from launcher.arguments import parse
+from launcher.worker_arguments import binding_prefixes, check_devices, event_log, health_port, output_settings
 
 STATIC_PORT = 29500
 BACKENDS: dict[str, Backend] = {"c10d": "tcp", "etcd3": "etcd3"}
@@ -42,10 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         print(f"elasticrun: {error}", file=sys.stderr)
         exit_code, refused = 2, True
-    if run_dir is not None and exit_code and not refused:
-        print(f"elasticrun: what happened is in {run_dir / 'journal.jsonl'}", file=sys.stderr)
-    if run_dir is not None and (refused or (exit_code == 0 and arguments.log_dir is None)):
-        shutil.rmtree(run_dir if arguments.log_dir else run_dir.parent, ignore_errors=True)
+    if run_dir is not None:
+        is_own = arguments.log_dir in (None, os.devnull)  # nobody named it
+        unwanted = is_own and (arguments.log_dir is not None or (exit_code == 0 and not settings.output.keeps_files))
+        if exit_code and not refused and not unwanted:
+            print(f"elasticrun: what happened is in {run_dir / 'journal.jsonl'}", file=sys.stderr)
+        if refused or unwanted:
+            shutil.rmtree(run_dir.parent if is_own else run_dir, ignore_errors=True)
     return exit_code
 
 
@@ -55,6 +59,8 @@ def settings_from(arguments: argparse.Namespace) -> AgentSettings:
     slots = _slots(arguments.nproc_per_node)
     command = _command(arguments)
     rendezvous = _rendezvous(arguments, policy)
+    output = output_settings(arguments)
+    check_devices(arguments.virtual_local_rank, slots)
     return AgentSettings(
         command=command,
         rendezvous=rendezvous,
@@ -65,11 +71,17 @@ def settings_from(arguments: argparse.Namespace) -> AgentSettings:
             shutdown_timeout_s=30.0 if arguments.shutdown_timeout is None else float(arguments.shutdown_timeout),
         ),
         role=arguments.role,
-        environment=dict(os.environ),
+        environment={**os.environ, "TORCHELASTIC_SIGNALS_TO_HANDLE": arguments.signals_to_handle},
         local_addr=_local_addr(arguments.local_addr),
         find_timeout_s=policy.join_timeout_s,
         silent_after_s=arguments.dead_after,
         signals=_signals(arguments.signals_to_handle),
+        output=output,
+        entrypoint=arguments.training_script,
+        command_prefixes=binding_prefixes(arguments.numa_binding, slots),
+        virtual_local_rank=arguments.virtual_local_rank,
+        event_log=event_log(arguments.event_log_handler),
+        health_port=health_port(),
         run_dir=_run_dir(arguments.log_dir, rendezvous.run_id),
     )
 
@@ -127,6 +139,9 @@ def _slots(text: str) -> int:
 
 def _command(arguments: argparse.Namespace) -> list[str]:
     script, rest = arguments.training_script, list(arguments.training_script_args)
+    if arguments.run_path:
+        _check_script(script)
+        return [sys.executable, "-u", "-m", "elastic_runtime.agent.run_path", script, *rest]
     if arguments.no_python:
         if arguments.module:
             raise ConfigurationError("--no-python and --module exclude each other")
@@ -134,9 +149,13 @@ def _command(arguments: argparse.Namespace) -> list[str]:
     python = [os.environ.get("PYTHON_EXEC", sys.executable), "-u"]
     if arguments.module:
         return [*python, "-m", script, *rest]
+    _check_script(script)
+    return [*python, script, *rest]
+
+
+def _check_script(script: str) -> None:
     if not Path(script).is_file():
         raise ConfigurationError(f"there is no script {script!r} in {Path.cwd()}")
-    return [*python, script, *rest]
 
 
 def _rendezvous(arguments: argparse.Namespace, policy: Policy) -> Rendezvous:
@@ -164,6 +183,7 @@ def _signals(text: str) -> tuple[signal.Signals, ...]:
 
 
 def _run_dir(log_dir: str | None, run_id: str) -> Path:
+    log_dir = None if log_dir == os.devnull else log_dir  # the journal has to be somewhere while the job runs
     try:
         if log_dir is not None:
             Path(log_dir).mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,6 @@ The loop waits on pidfds (a death is seen at once), channels, signals, the link 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -17,20 +16,17 @@ from dataclasses import replace
 from typing import Any
 
 from elastic_runtime.agent.account import Account
+from elastic_runtime.agent.crew import Crew, Key
 from elastic_runtime.agent.doorplate import Doorplate
 from elastic_runtime.agent.interfaces import interface_of
-from elastic_runtime.agent.processes import Process, start_process
 from elastic_runtime.agent.settings import AgentSettings
-from elastic_runtime.agent.worker_environment import JobFacts, worker_environment
-from elastic_runtime.channel import Channel
 from elastic_runtime.core.coordinator import Coordinator
-from elastic_runtime.core.messages import World
+from elastic_runtime.core.messages import Up, World
 from elastic_runtime.core.node import Mode
 from elastic_runtime.core.supervision import Supervisor
 from elastic_runtime.core.supervision_events import (
     EndJob,
     Event,
-    Exited,
     Interrupted,
     JobClosed,
     Kill,
@@ -66,7 +62,13 @@ class Agent:
         self._journal = Journal(settings.run_dir / "journal.jsonl", self._node)
         limits = replace(settings.limits, serves_store=found.hosts_store)
         self._machine = Supervisor(node=self._node, address=address, host=socket.gethostname(), limits=limits)
-        self._processes: dict[tuple[int, int], Process] = {}
+        self.crew = Crew(
+            settings,
+            interface=interface_of(address),
+            heard=self._heard,
+            ended=self._step,
+            note=self._note,
+        )
         self._stores = GroupStores(timeout_s=settings.find_timeout_s)
         self._meeting = Meeting()
         self._membership: Membership
@@ -74,15 +76,6 @@ class Agent:
         self._wake: asyncio.TimerHandle | None = None
         self._exit: asyncio.Future[int]
         self._account = Account(self._journal, self._say)
-        self._job = JobFacts(
-            run_id=settings.rendezvous.run_id,
-            run_dir=settings.run_dir,
-            role=settings.role,
-            slots=limits.slots,
-            max_restarts=limits.max_restarts or 0,
-            interface=interface_of(address),
-            inherited=settings.environment,
-        )
 
     async def run(self) -> int:
         """Take part in the job until it ends, or this node leaves it. Returns the exit code, or REJOIN."""
@@ -90,6 +83,7 @@ class Agent:
         self._exit = self._loop.create_future()
         self._loop.set_exception_handler(self._on_bug)
         self._membership = self._new_membership()
+        self.crew.open()
         for number in self._settings.signals:
             self._loop.add_signal_handler(number, self._step, Interrupted(number))
         try:
@@ -142,13 +136,12 @@ class Agent:
         for number in self._settings.signals:
             self._loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)  # the exit code is decided
-        for process in self._processes.values():
-            process.signal_group(signal.SIGKILL)
-            process.reap()
+        self.crew.kill()
         self._doorplate.close()
         await self._membership.close()
         self._meeting.close()
         self._stores.close()
+        await self._loop.run_in_executor(None, self.crew.close)  # last: the console may take its time
         self._journal.close()
 
     def _on_bug(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -197,29 +190,9 @@ class Agent:
         self._say(reason)
         self._step(JobClosed(1, reason))
 
-    def _on_packet(self, key: tuple[int, int]) -> None:
-        process = self._processes[key]
-        while True:
-            try:
-                message = process.channel.receive()
-            except BlockingIOError:
-                return
-            if message is None:
-                self._loop.remove_reader(process.channel.fileno())
-                return
-            self._account.heard(message, self._generation, key[0], process.pid)  # type: ignore[arg-type]
-            self._step(Said(*key, message))  # type: ignore[arg-type]
-
-    def _on_exit(self, key: tuple[int, int]) -> None:
-        process = self._processes[key]
-        self._loop.remove_reader(process.pidfd)
-        with contextlib.suppress(ValueError, KeyError):
-            self._on_packet(key)  # what it said before it died comes first
-        self._loop.remove_reader(process.channel.fileno())
-        del self._processes[key]
-        exit_code = process.reap()
-        self._note("worker_exited", "", slot=key[0], spawn=key[1], pid=process.pid, exit_code=exit_code)
-        self._step(Exited(*key, exit_code))
+    def _heard(self, key: Key, pid: int, message: Up) -> None:
+        self._account.heard(message, self._generation, key[0], pid)
+        self._step(Said(*key, message))
 
     # -- effects ------------------------------------------------------------------------------------------------------
 
@@ -234,14 +207,14 @@ class Agent:
     def _carry_out(self, effect: object) -> None:
         match effect:
             case Start():
-                self._start(effect)
+                self.crew.start(effect)
             case Kill(slot, spawn, number):
-                self._note("worker_signalled", number.name, slot=slot)
-                self._processes[slot, spawn].signal_group(number)
+                self.crew.signal(slot, spawn, number)
             case Tell(slot, spawn, message):
                 if isinstance(message, World):
+                    self.crew.announce(slot, spawn, message.rank)
                     message = replace(message, token=self._meeting.token)
-                self._processes[slot, spawn].channel.send(message)
+                self.crew.tell(slot, spawn, message)
             case Publish(record):
                 self._membership.publish(record)
             case OpenStore():
@@ -259,18 +232,6 @@ class Agent:
                 self._note(event, "", exit_code=exit_code)
                 if not self._exit.done():
                     self._exit.set_result(exit_code)
-
-    def _start(self, start: Start) -> None:
-        ours, theirs = Channel.pair()
-        key = (start.slot, start.spawn)
-        environment = worker_environment(self._job, start, theirs.fileno())
-        command = [part.replace("${local_rank}", str(start.slot)) for part in self._settings.command]
-        process = start_process(command, environment, ours, theirs)
-        ours.set_blocking(False)
-        self._processes[key] = process
-        self._loop.add_reader(process.pidfd, self._on_exit, key)
-        self._loop.add_reader(ours.fileno(), self._on_packet, key)
-        self._note("worker_started", "", slot=start.slot, spawn=start.spawn, pid=process.pid)
 
     def _wake_at(self, at: float) -> None:
         if self._wake is not None:

@@ -7,6 +7,8 @@ import shutil
 import sys
 
 from elastic_runtime.agent.agent import REJOIN, Agent
+from elastic_runtime.agent.failures import Failures, record_own, report
+from elastic_runtime.agent.logs import ERROR_FILE
 from elastic_runtime.agent.settings import AgentSettings
 from elastic_runtime.errors import ConfigurationError, StoreError
 from elastic_runtime.rendezvous.find import find_store, own_address
@@ -18,21 +20,31 @@ def run_agent(settings: AgentSettings) -> int:
     if shutil.which(settings.command[0]) is None:
         raise ConfigurationError(f"{settings.command[0]!r} is not a program that can be started")
     quiet_torch_log()
+    error_file = settings.environment.get(ERROR_FILE, "")
     try:
         exit_code = REJOIN
         while exit_code == REJOIN:  # each time as a new node, with nothing of the one before
-            exit_code = _take_part(settings)
+            exit_code, failures = _take_part(settings)
     except StoreError as error:
         print(f"elasticrun: {error}", file=sys.stderr)
-        exit_code = 1
+        record_own(error, error_file)
+        return 1
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        record_own(error, error_file)
+        raise
+    if exit_code == 1:  # not when a signal ended the job, or its Sessions were refused
+        report(failures, error_file)
     return exit_code
 
 
-def _take_part(settings: AgentSettings) -> int:
+def _take_part(settings: AgentSettings) -> tuple[int, Failures]:
     found = find_store(settings.rendezvous, timeout_s=settings.find_timeout_s, silent_after_s=settings.silent_after_s)
     address = settings.local_addr or own_address(found)
 
-    async def main() -> int:
-        return await Agent(settings, found, address).run()
+    async def main() -> tuple[int, Failures]:
+        agent = Agent(settings, found, address)
+        return await agent.run(), agent.crew.failures
 
     return asyncio.run(main())

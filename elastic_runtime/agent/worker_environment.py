@@ -9,6 +9,8 @@ from pathlib import Path
 from elastic_runtime.core.supervision_events import Start
 from elastic_runtime.environment import CHANNEL_FD, RUN_DIR
 
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
@@ -19,6 +21,7 @@ class JobFacts:
     max_restarts: int
     interface: str | None  # that peers reach this node at; None: loopback
     inherited: Mapping[str, str]
+    virtual_local_rank: bool = False  # each worker sees one device, as the first one
 
 
 def worker_environment(job: JobFacts, start: Start, channel_fd: int) -> dict[str, str]:
@@ -28,7 +31,7 @@ def worker_environment(job: JobFacts, start: Start, channel_fd: int) -> dict[str
     rank = place.rank if place else start.slot
     world_size = announced.world_size if place else job.slots
     names = {
-        "LOCAL_RANK": start.slot,
+        "LOCAL_RANK": 0 if job.virtual_local_rank else start.slot,
         "RANK": rank,
         "GROUP_RANK": place.node_rank if place else 0,
         "ROLE_RANK": rank,
@@ -49,4 +52,16 @@ def worker_environment(job: JobFacts, start: Start, channel_fd: int) -> dict[str
     }
     threads = {} if "OMP_NUM_THREADS" in job.inherited or job.slots == 1 else {"OMP_NUM_THREADS": "1"}
     interface = {"GLOO_SOCKET_IFNAME": job.interface} if job.interface else {}
-    return {**interface, **job.inherited, **threads, **{name: str(value) for name, value in names.items()}}
+    device = {VISIBLE_DEVICES: own_device(job.inherited, start.slot)} if job.virtual_local_rank else {}
+    return {**interface, **job.inherited, **threads, **device, **{name: str(value) for name, value in names.items()}}
+
+
+def own_device(inherited: Mapping[str, str], slot: int) -> str:
+    """The only device that the worker of a slot is to see. Raises ValueError if there are not so many."""
+    visible = inherited.get(VISIBLE_DEVICES)
+    if visible is None:
+        return str(slot)
+    devices = visible.split(",")
+    if slot >= len(devices):
+        raise ValueError(f"local_rank {slot} exceeds available GPUs in {VISIBLE_DEVICES}={visible}")
+    return devices[slot].strip()

@@ -94,8 +94,8 @@ class Supervisor:
                 self.store_port = port
             case Said(slot, spawn, message) if self._is(slot, spawn):
                 return self._said(slot, self.workers[slot], message, now)
-            case Exited(slot, spawn, exit_code) if self._is(slot, spawn):
-                return self._exited(slot, self.workers.pop(slot), exit_code, now)
+            case Exited(slot, spawn) as exited if self._is(slot, spawn):
+                return self._exited(slot, self.workers.pop(slot), exited, now)
             case Interrupted(signal):
                 return self._interrupted(signal, now)
             case JobClosed(exit_code, reason):
@@ -146,13 +146,13 @@ class Supervisor:
 
     def _start_all(self) -> list[Effect]:
         assert self.announced is not None
+        self.ending = Ending()
         if self.announced.kind is Kind.START and not self.announced.members:
             self.mode, self.group = Mode.WAITING, 0
             return []
         self.mode = Mode.WORKING
         if self.announced.kind is Kind.START:
             self.group = self.announced.generation
-        self.ending = Ending()
         return [e for slot in range(self.limits.slots) for e in self._start(slot)]
 
     def _start(self, slot: int) -> list[Effect]:
@@ -204,25 +204,25 @@ class Supervisor:
         self.given_up, self.mode, self.exit_code = text, Mode.STOPPING, 2
         return [Say(text), *self._stop(Signals.SIGTERM, now)]
 
-    def _exited(self, slot: int, worker: Worker, exit_code: int, now: float) -> list[Effect]:
+    def _exited(self, slot: int, worker: Worker, exited: Exited, now: float) -> list[Effect]:
         self.noticed_at = now if self.noticed_at is None else self.noticed_at
-        if worker.phase is WorkerPhase.FINISHED and exit_code != 0:
+        if worker.phase is WorkerPhase.FINISHED and exited.exit_code != 0:
             self.exit_code = self.exit_code or 1
         if self.mode in (Mode.DRAINING, Mode.STOPPING):
             return self._leave_if_empty()
         if self.mode is Mode.RESTARTING:
             return [] if self.workers else self._start_all()
         elastic = self.announced is not None and self.announced.kind is Kind.LIVE
-        if exit_code == 0 and not elastic:
+        if exited.exit_code == 0 and not elastic:
             worker.phase = WorkerPhase.FINISHED
         if worker.phase is WorkerPhase.FINISHED:
             self.done[slot] = worker
-            late = f"worker {slot} {describe_exit(exit_code)} after its Session had finished"
-            return [Say(late)] if exit_code else []
-        return self._failed(slot, worker, exit_code, elastic, now)
+            late = f"worker {slot} {describe_exit(exited.exit_code)} after its Session had finished{exited.why}"
+            return [Say(late)] if exited.exit_code else []
+        return self._failed(slot, worker, exited, elastic, now)
 
-    def _failed(self, slot: int, worker: Worker, exit_code: int, elastic: bool, now: float) -> list[Effect]:
-        what = f"worker {slot} {describe_exit(exit_code)}"
+    def _failed(self, slot: int, worker: Worker, exited: Exited, elastic: bool, now: float) -> list[Effect]:
+        what = f"worker {slot} {describe_exit(exited.exit_code)}{exited.why}"
         if not elastic and self.failed_group == self.group:
             return []  # the group's failure is counted once: whoever was in it fails after it
         if worker.failure is not None:

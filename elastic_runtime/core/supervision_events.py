@@ -40,6 +40,7 @@ class Exited:
     slot: int
     spawn: int
     exit_code: int  # negative: minus the signal
+    why: str = ""  # more about it, as the rest of a sentence
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,12 +48,6 @@ def test_a_script_that_is_not_there(cluster: Cluster) -> None:
     check_refused(cluster.agent("no_such_script.py"), "no_such_script.py")
 
 
-def test_a_flag_that_is_not_supported_yet(cluster: Cluster) -> None:
-    agent = cluster.agent(SCRIPT, flags=["--tee=3"])
-    assert agent.wait() == 2
-    assert agent.output() == "elasticrun: --tee is not supported yet (see elasticrun --help)\n"
-
-
 # -- the port ---------------------------------------------------------------------------------------------------------
 
 
