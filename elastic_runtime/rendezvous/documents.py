@@ -1,37 +1,48 @@
-"""The handover as it lies in the store: JSON, with workers as places in one list of node names."""
+"""The handover as it lies in the store: JSON that holds each node's name once.
+
+Workers are written by runs of neighbours on one node: its place in the list of names, then slot and spawn of each. A
+world of 1,024 nodes with eight workers each takes about 60 KiB so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from elastic_runtime.core.handover import Handover
 from elastic_runtime.core.view import Generation, Kind
 from elastic_runtime.core.world import WorkerId
 
-Triple = list[int]  # place of the node's name, slot, spawn
+Run = list[int]  # place of the node's name, then slot and spawn of each worker
 
 
 class _Names:
     """Each node's name once."""
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Iterable[str]) -> None:
         self.places: dict[str, int] = {}
+        for node in nodes:
+            self.place(node)
 
-    def worker(self, worker: WorkerId) -> Triple:
-        return [self.places.setdefault(worker.node, len(self.places)), worker.slot, worker.spawn]
+    def place(self, node: str) -> int:
+        return self.places.setdefault(node, len(self.places))
+
+    def runs(self, workers: Iterable[WorkerId]) -> list[Run]:
+        return [
+            [self.place(node), *(number for worker in run for number in (worker.slot, worker.spawn))]
+            for node, run in groupby(workers, key=lambda worker: worker.node)
+        ]
 
 
 def handover_to_json(handover: Handover) -> dict[str, Any]:
-    names = _Names()
-    for node in handover.nodes:
-        names.places.setdefault(node, len(names.places))
+    names = _Names(handover.nodes)
     document = {
         "here": len(handover.nodes),
         "generation": _generation_to_json(handover.generation, names),
         "previous": _generation_to_json(handover.previous, names),
         "trained": _generation_to_json(handover.trained, names),
-        "seniority": [[*names.worker(worker), number] for worker, number in handover.seniority.items()],
+        "seniority": [[number, names.runs(workers)] for number, workers in sorted(_by_number(handover).items())],
         "used_ports": dict(handover.used_ports),
         "target": handover.target,
         "closed": handover.closed,
@@ -46,7 +57,7 @@ def handover_from_json(document: Mapping[str, Any]) -> Handover:
         generation=_generation_from_json(document["generation"], names),
         previous=_generation_from_json(document["previous"], names),
         trained=_generation_from_json(document["trained"], names),
-        seniority={_worker(triple, names): number for *triple, number in document["seniority"]},
+        seniority={worker: number for number, runs in document["seniority"] for worker in _workers(runs, names)},
         used_ports=document["used_ports"],
         nodes=tuple(names[: document["here"]]),
         target=document["target"],
@@ -54,11 +65,18 @@ def handover_from_json(document: Mapping[str, Any]) -> Handover:
     )
 
 
+def _by_number(handover: Handover) -> dict[int, list[WorkerId]]:
+    found: dict[int, list[WorkerId]] = {}
+    for worker, number in handover.seniority.items():
+        found.setdefault(number, []).append(worker)
+    return found
+
+
 def _generation_to_json(generation: Generation, names: _Names) -> dict[str, Any]:
     return {
         "number": generation.number,
         "kind": generation.kind,
-        "world": [names.worker(worker) for worker in generation.world],
+        "world": names.runs(generation.world),
         "planned": generation.planned,
         "reason": generation.reason,
         "store_host": generation.store_host,
@@ -68,10 +86,11 @@ def _generation_to_json(generation: Generation, names: _Names) -> dict[str, Any]
 
 
 def _generation_from_json(fields: Mapping[str, Any], names: list[str]) -> Generation:
-    world = tuple(_worker(triple, names) for triple in fields["world"])
+    world = tuple(_workers(fields["world"], names))
     return Generation(**{**fields, "kind": Kind(fields["kind"]), "world": world})
 
 
-def _worker(triple: Triple, names: list[str]) -> WorkerId:
-    place, slot, spawn = triple
-    return WorkerId(names[place], slot, spawn)
+def _workers(runs: Iterable[Run], names: list[str]) -> Iterator[WorkerId]:
+    for place, *numbers in runs:
+        for slot, spawn in zip(numbers[::2], numbers[1::2], strict=True):
+            yield WorkerId(names[place], slot, spawn)

@@ -41,7 +41,7 @@ class Link:
         try:
             connecting = asyncio.open_connection(to.address, to.port, limit=frames.LINE_BYTES)
             reader, writer = await asyncio.wait_for(connecting, CONNECT_S)
-        except ConnectionRefusedError as error:
+        except (ConnectionRefusedError, ConnectionResetError) as error:  # reset: its process ended just now
             raise Refused(f"the coordinator at {where} refuses connections") from error
         except (OSError, TimeoutError) as error:
             why = str(error) or f"no connection within {CONNECT_S:g} s"
