@@ -167,6 +167,7 @@ class Agent:
                 self._meeting.token = self._membership.coordinates.token
                 self._meeting.advance(announced.generation)
                 self._account.settled(announced.generation, announced.reason)
+                self.crew.events.settled(announced)
                 self._step(announced)
             case "closed":
                 code, reason = int(fields["exit_code"]), str(fields["reason"])

@@ -13,6 +13,7 @@ from elastic_runtime.agent.failures import Death, Failures
 from elastic_runtime.agent.logs import Logs
 from elastic_runtime.agent.processes import Process, adopt_orphans, end_orphans, reap_strangers, start_process
 from elastic_runtime.agent.settings import AgentSettings
+from elastic_runtime.agent.torch_events import TorchEvents
 from elastic_runtime.agent.worker_environment import JobFacts, worker_environment
 from elastic_runtime.channel import Channel
 from elastic_runtime.core.messages import Down, Failed, Up
@@ -40,6 +41,14 @@ class Crew:
         slots = settings.limits.slots
         self._logs = Logs(settings.output, run_dir=settings.run_dir, role=settings.role, slots=slots)
         self.failures = Failures(settings.entrypoint)
+        self.events = TorchEvents(
+            settings.event_log,
+            run_id=settings.rendezvous.run_id,
+            role=settings.role,
+            entrypoint=settings.entrypoint,
+            backend="c10d" if settings.rendezvous.backend == "tcp" else settings.rendezvous.backend,
+            max_restarts=settings.limits.max_restarts or 0,
+        )
         self._job = JobFacts(
             run_id=settings.rendezvous.run_id,
             run_dir=settings.run_dir,
@@ -67,10 +76,12 @@ class Crew:
         place = start.announced.members.get((start.slot, 0)) or start.announced.members.get(key)
         prefix = self._settings.command_prefixes.get(start.slot, ())
         command = [part.replace("${local_rank}", str(start.slot)) for part in (*prefix, *self._settings.command)]
-        process = start_process(command, output, ours, theirs, rank=place.rank if place else None)
+        rank = place.rank if place else None
+        process = start_process(command, output, ours, theirs, rank=rank)
         ours.set_blocking(False)
         self._processes[key] = process
         self.failures.replaced(start.slot)
+        self.events.started(start, rank, process.pid)
         self._loop.add_reader(process.pidfd, self._on_exit, key)
         self._loop.add_reader(ours.fileno(), self._on_packet, key)
         self._note("worker_started", "", slot=start.slot, spawn=start.spawn, pid=process.pid)
@@ -135,6 +146,7 @@ class Crew:
         )
         why = self.failures.add(death, told=process.told)
         self._note("worker_exited", why.strip(), slot=key[0], spawn=key[1], pid=process.pid, exit_code=exit_code)
+        self.events.ended(death)
         self._ended(Exited(*key, exit_code, why))
         self._reap_strangers()
 

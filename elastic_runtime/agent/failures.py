@@ -38,6 +38,13 @@ class Death:
         except OSError:
             return self.at
 
+    def recorded(self) -> str:
+        """What it wrote down of its error, whatever that is; empty if nothing."""
+        try:
+            return Path(self.output.error_file).read_text(errors="replace") if self.output.error_file else ""
+        except OSError:
+            return ""
+
     @property
     def is_failure(self) -> bool:
         return self.exit_code != 0 and (self.signalled_at is None or self.failed_at < self.signalled_at)

@@ -8,6 +8,7 @@ import sys
 
 from elastic_runtime.agent.agent import REJOIN, Agent
 from elastic_runtime.agent.failures import Failures, record_own, report
+from elastic_runtime.agent.health import Health
 from elastic_runtime.agent.logs import ERROR_FILE
 from elastic_runtime.agent.settings import AgentSettings
 from elastic_runtime.errors import ConfigurationError, StoreError
@@ -45,6 +46,13 @@ def _take_part(settings: AgentSettings) -> tuple[int, Failures]:
 
     async def main() -> tuple[int, Failures]:
         agent = Agent(settings, found, address)
-        return await agent.run(), agent.crew.failures
+        try:
+            with Health(settings.health_port):
+                exit_code = await agent.run()
+        except Exception:
+            agent.crew.events.broken()
+            raise
+        agent.crew.events.finished(exit_code)
+        return exit_code, agent.crew.failures
 
     return asyncio.run(main())

@@ -11,6 +11,7 @@ STARTS_THREADS = {
     "elastic_runtime/session/group.py": "gloo's destructor may never return, and others wait meanwhile",
     "elastic_runtime/session/waiting.py": "a transfer may never return, and whoever waits for it must be free to leave",
     "elastic_runtime/agent/agent.py": "opening a store blocks, and the one deciding thread must not",
+    "elastic_runtime/agent/health.py": "whether the loop hangs is asked when it does",
     "elastic_runtime/agent/logs_tail.py": "a console that takes nothing blocks whoever writes to it",
     "elastic_runtime/rendezvous/coordination.py": "one at a time, writes to the store, which block",
     "elastic_runtime/rendezvous/seat_watch.py": "asking for the seat and waiting for it to change block",
