@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from elastic_runtime.core.messages import World
 from elastic_runtime.errors import ConfigurationError
 
 CHANNEL_FD = "ELASTIC_CHANNEL_FD"
 RUN_DIR = "ELASTIC_RUN_DIR"
+SESSION = "ELASTIC_SESSION"
 TAKEN = "taken"
 
 
@@ -23,6 +27,30 @@ class StaticWorld:
     world_size: int
     local_rank: int
     local_world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionDefaults:
+    """What a job's configuration says of Sessions, checked by the launcher that read it."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    at: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # world size -> what differs there
+    sources: Mapping[str, str] = field(default_factory=dict)  # key, or at.N.key -> where it stands
+
+    def to_text(self) -> str:
+        return json.dumps({"values": dict(self.values), "at": dict(self.at), "sources": dict(self.sources)})
+
+
+def session_defaults() -> SessionDefaults:
+    text = os.environ.get(SESSION)
+    if not text:
+        return SessionDefaults()
+    try:
+        read = json.loads(text)
+        at = {int(size): dict(own) for size, own in read["at"].items()}
+        return SessionDefaults(values=dict(read["values"]), at=at, sources=dict(read["sources"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"{SESSION} is not what elasticrun writes there: {error!r}") from None
 
 
 def take_channel_fd() -> int | None:

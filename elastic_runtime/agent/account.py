@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 
-from elastic_runtime.core.messages import Adopted, Resumed, Up
+from elastic_runtime.core.messages import Adopted, Ready, Resumed, Up
 from elastic_runtime.journal import Journal
 
 REASONS_KEPT = 16  # generations
@@ -19,6 +19,7 @@ class Account:
         self._reasons: dict[int, str] = {}  # generation -> why it was settled
         self._trained_in = 0  # the newest generation that a worker of this node adopted
         self._told_of = 0  # the newest generation that a person was told of
+        self._told_unused = False
 
     def settled(self, generation: int, reason: str) -> None:
         self._reasons[generation] = reason
@@ -32,6 +33,9 @@ class Account:
         event = "change" if isinstance(message, Resumed) else type(message).__name__.lower()
         reason = fields.pop("reason", why)
         self._journal.write(event, generation=generation, reason=reason, slot=slot, pid=pid, **fields)
+        if isinstance(message, Ready) and message.unused and not self._told_unused:
+            self._told_unused = True
+            self._say(f"not used, because the script itself gives the value: {', '.join(message.unused)}")
         if isinstance(message, Adopted):
             if message.from_nothing and 0 < self._trained_in < generation:
                 self._say("no worker is left that held the state: training starts again from the beginning")

@@ -7,7 +7,7 @@ Agent to worker: `World`, `Closed`.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -18,6 +18,8 @@ class Ready:
     max_workers: int  # how many workers the batch rule can feed
     constants: str  # digest of what must be equal in all workers of a job, and its readable form
     described: str
+    sources: dict[str, str] = field(default_factory=dict)  # argument of the Session -> where its value is from
+    unused: list[str] = field(default_factory=list)  # what the configuration says and the script overrules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import nn
 
 from elastic_runtime.core.batch import micro_batches_for
-from elastic_runtime.core.learning_rate import check_rule, optimizer_family
+from elastic_runtime.core.learning_rate import check_rule, lr_scale, optimizer_family
 from elastic_runtime.errors import ConfigurationError
 
 BATCH_RULES = ("fixed_global", "fixed_per_worker")
@@ -22,9 +22,46 @@ ANY_NUMBER = 1 << 30
 _EXACT_SLOTS = 1 << 16  # fixed_per_worker: the sum must have room for any world
 
 
+# What the script need not say. The two sizes have no default.
+DEFAULTS: Mapping[str, Any] = {
+    "batch_rule": "fixed_global",
+    "base_world_size": 1,
+    "lr_rule": "none",
+    "reduction": "fast",
+    "seed": 0,
+    "max_grad_norm": None,
+    "threads": None,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class At:
+    """What differs in worlds of one size; None: nothing. All of it is a function of the world a step commits in, so
+    that every member knows it and a redone step uses the new world's. `lr_scale` takes the place of what lr_rule gives.
+    """
+
+    global_batch_size: int | None = None
+    micro_batch_size: int | None = None
+    lr_scale: float | None = None
+    max_grad_norm: float | None = None
+
+
+AT_KEYS = tuple(each.name for each in fields(At))
+# Why the others cannot differ.
+NOT_AT: Mapping[str, str] = {
+    "batch_rule": "it says what the batch is at every size; give global_batch_size",
+    "base_world_size": "what it defines is the base that all sizes are compared with; give global_batch_size",
+    "lr_rule": "rules start from the base learning rate at every size; give the factor, lr_scale",
+    "reduction": "its buffers and its carried state are made once, when the Session opens",
+    "seed": "the order of the samples is one for the whole job",
+    "threads": "it is set when the Session opens, and the process lives on through the change",
+}
+_NOWHERE = At()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arguments:
-    """Sizes are in samples. `base_world_size` is in workers and only used by fixed_per_worker."""
+    """Sizes are in samples. `base_world_size` is in workers and only used by fixed_per_worker. `at`: by world size."""
 
     global_batch_size: int
     micro_batch_size: int
@@ -35,9 +72,17 @@ class Arguments:
     seed: int
     max_grad_norm: float | None
     threads: int | None
+    at: Mapping[int, At] = field(default_factory=dict)
 
     def check(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Raise ConfigurationError for whatever could not work later."""
+        self.check_values()
+        _check_model(model)
+        _check_optimizer(model, optimizer)
+        check_rule(self.lr_rule, optimizer_family(c.__name__ for c in type(optimizer).__mro__))
+
+    def check_values(self) -> None:
+        """The part of `check` that needs no model."""
         for name in ("global_batch_size", "micro_batch_size", "base_world_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -56,27 +101,63 @@ class Arguments:
             raise ConfigurationError(f"max_grad_norm must be positive or None, not {self.max_grad_norm!r}")
         if self.threads is not None and self.threads < 1:
             raise ConfigurationError(f"threads must be positive or None, not {self.threads!r}")
-        _check_model(model)
-        _check_optimizer(model, optimizer)
-        check_rule(self.lr_rule, optimizer_family(c.__name__ for c in type(optimizer).__mro__))
+        for world_size in self.at:
+            self._check_at(world_size)
+
+    def _check_at(self, world_size: int) -> None:
+        if self.reduction == "exact":
+            raise ConfigurationError(
+                f"[at.{world_size}] goes with reduction='fast' only: 'exact' means the same bits for any history of "
+                "world sizes"
+            )
+        try:
+            micro_batches = self.micro_batches(world_size)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"[at.{world_size}]: {error}") from None
+        if micro_batches < world_size:
+            raise ConfigurationError(
+                f"[at.{world_size}]: a batch of {micro_batches * self.micro_size(world_size)} in micro-batches of "
+                f"{self.micro_size(world_size)} has work for {micro_batches} of {world_size} workers"
+            )
+
+    # -- in a world of some size --------------------------------------------------------------------------------------
+
+    def micro_size(self, world_size: int) -> int:
+        return self._at(world_size).micro_batch_size or self.micro_batch_size
 
     def micro_batches(self, world_size: int) -> int:
+        own = self._at(world_size).global_batch_size
         return micro_batches_for(
-            self.batch_rule,
-            global_batch_size=self.global_batch_size,
-            micro_batch_size=self.micro_batch_size,
+            self.batch_rule if own is None else "fixed_global",
+            global_batch_size=self.global_batch_size if own is None else own,
+            micro_batch_size=self.micro_size(world_size),
             world_size=world_size,
             base_world_size=self.base_world_size,
         )
 
+    def lr_scale(self, world_size: int) -> float:
+        """The factor on the learning rate."""
+        own = self._at(world_size).lr_scale
+        return lr_scale(self.lr_rule, self.kappa(world_size)) if own is None else own
+
     def kappa(self, world_size: int) -> float:
         """Effective batch over base batch."""
-        return world_size / self.base_world_size if self.batch_rule == "fixed_per_worker" else 1.0
+        return self.micro_batches(world_size) * self.micro_size(world_size) / self.global_batch_size
+
+    def grad_norm(self, world_size: int) -> float | None:
+        """What the norm of the global gradient is clipped to; None: it is not."""
+        own = self._at(world_size).max_grad_norm
+        return self.max_grad_norm if own is None else own
+
+    def _at(self, world_size: int) -> At:
+        return self.at.get(world_size, _NOWHERE)
 
     @property
     def max_workers(self) -> int:
-        fixed = self.batch_rule == "fixed_global"
-        return self.global_batch_size // self.micro_batch_size if fixed else ANY_NUMBER
+        """The largest world in which all have work; in smaller ones that `at` says nothing of, some may have none."""
+        if self.batch_rule != "fixed_global":
+            return ANY_NUMBER
+        return max(self.global_batch_size // self.micro_batch_size, *self.at, 0)
 
     @property
     def headroom_slots(self) -> int:

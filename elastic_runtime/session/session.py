@@ -18,9 +18,10 @@ from torch import nn
 
 from elastic_runtime.core.messages import Failed, Finished, Refused
 from elastic_runtime.core.recovery import FINISHING
+from elastic_runtime.environment import session_defaults
 from elastic_runtime.errors import BrokenCollective, ConfigurationError, LoopContractError
-from elastic_runtime.session.arguments import Arguments
 from elastic_runtime.session.carried import Carried
+from elastic_runtime.session.defaults import UNSET, Unset, settle
 from elastic_runtime.session.evaluate import evaluate
 from elastic_runtime.session.membership import Membership, find_membership
 from elastic_runtime.session.reduction import make_reduction
@@ -50,6 +51,10 @@ class Session:
         threads: intra-op threads of this worker; exact mode fixes one unless told.
         seed: of sample order and of all random numbers.
 
+    What is not given here is what the file of `elasticrun --config` says, else: batch_rule="fixed_global",
+    base_world_size=1, lr_rule="none", reduction="fast", seed=0, max_grad_norm=None, threads=None. The two sizes must
+    be given in one of the two places.
+
     Raises ConfigurationError before joining anything.
     """
 
@@ -58,38 +63,40 @@ class Session:
         *,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        global_batch_size: int,
-        micro_batch_size: int,
+        global_batch_size: int | Unset = UNSET,
+        micro_batch_size: int | Unset = UNSET,
         lr_scheduler: Any = None,
         state: Mapping[str, Any] | None = None,
-        batch_rule: str = "fixed_global",
-        base_world_size: int = 1,
-        lr_rule: str | Callable[[float], float] = "none",
-        reduction: str = "fast",
-        seed: int = 0,
-        max_grad_norm: float | None = None,
+        batch_rule: str | Unset = UNSET,
+        base_world_size: int | Unset = UNSET,
+        lr_rule: str | Callable[[float], float] | Unset = UNSET,
+        reduction: str | Unset = UNSET,
+        seed: int | Unset = UNSET,
+        max_grad_norm: float | None | Unset = UNSET,
         grad_scaler: Any = None,
-        threads: int | None = None,
+        threads: int | None | Unset = UNSET,
     ) -> None:
-        self.arguments = Arguments(
-            global_batch_size=global_batch_size,
-            micro_batch_size=micro_batch_size,
-            batch_rule=batch_rule,
-            base_world_size=base_world_size,
-            lr_rule=lr_rule,
-            reduction=reduction,
-            seed=seed,
-            max_grad_norm=max_grad_norm,
-            threads=1 if threads is None and reduction == "exact" else threads,
-        )
+        given = {
+            "global_batch_size": global_batch_size,
+            "micro_batch_size": micro_batch_size,
+            "batch_rule": batch_rule,
+            "base_world_size": base_world_size,
+            "lr_rule": lr_rule,
+            "reduction": reduction,
+            "seed": seed,
+            "max_grad_norm": max_grad_norm,
+            "threads": threads,
+        }
         membership = find_membership()
         with _refused_once(membership):
-            self.arguments.check(model, optimizer)
+            settled = settle(given, session_defaults())
+            self.arguments = settled.arguments
+            settled.check(model, optimizer)
             trained = [p for p in model.parameters() if p.requires_grad]
             self.reduction = make_reduction(
-                reduction,
+                self.arguments.reduction,
                 trained,
-                micro_batch_size=micro_batch_size,
+                micro_batch_size=self.arguments.micro_batch_size,
                 headroom_slots=self.arguments.headroom_slots,
             )
             carried = Carried(
@@ -102,8 +109,8 @@ class Session:
             )
         self.grad_scaler = grad_scaler
         self.evaluations = 0  # begun since the last commit
-        self.worker = Worker(membership, self.arguments, carried, self.reduction)
-        self.update = Update(optimizer, lr_scheduler, grad_scaler, trained, max_grad_norm)
+        self.worker = Worker(membership, settled, carried, self.reduction)
+        self.update = Update(optimizer, lr_scheduler, grad_scaler, trained)
         self._membership = membership
         self._carried = carried
         self._buffers = list(model.buffers())

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastic_runtime.core.batch import StepPlan, plan_step, split
-from elastic_runtime.core.learning_rate import lr_scale
 from elastic_runtime.core.samples import indices, micro_batch_key
 from elastic_runtime.errors import BrokenCollective, ConfigurationError, LoopContractError
 from elastic_runtime.session.loader import Batches, Task
@@ -37,7 +36,7 @@ class Source:
         return plan_step(
             position=position,
             end=self.end,
-            micro_batch_size=self._arguments.micro_batch_size,
+            micro_batch_size=self._arguments.micro_size(world_size),
             micro_batches=self._arguments.micro_batches(world_size),
         )
 
@@ -187,7 +186,8 @@ class Step:
     def _commit(self, loss: float, change_agreed: bool, samples: int) -> None:
         session, worker = self._session, self._session.worker
         arguments, progress, world = session.arguments, worker.progress, worker.world
-        session.update.apply(loss, lr_scale(arguments.lr_rule, arguments.kappa(world.world_size)))
+        size = world.world_size
+        session.update.apply(loss, arguments.lr_scale(size), arguments.grad_norm(size))
         session.reduction.committed()
         worker.change_agreed = change_agreed
         worker.committed(

@@ -20,16 +20,15 @@ class Update:
         lr_scheduler: Any,
         grad_scaler: Any,
         parameters: Sequence[nn.Parameter],
-        max_grad_norm: float | None,
     ) -> None:
         self.before: list[Callable[[], object]] = []
         self.after: list[Callable[[], object]] = []
         self._optimizer, self._lr_scheduler, self._grad_scaler = optimizer, lr_scheduler, grad_scaler
-        self._parameters, self._max_grad_norm = list(parameters), max_grad_norm
+        self._parameters = list(parameters)
         self._running = False
         self._guard = optimizer.register_step_pre_hook(self._forbid_foreign_step)
 
-    def apply(self, loss: float, lr_factor: float) -> None:
+    def apply(self, loss: float, lr_factor: float, max_grad_norm: float | None) -> None:
         """Order: unscale, `before`, clip, scale the learning rate, optimizer, restore it, schedule, `after`.
 
         Schedulers of torch write the rate every step and some read it back, so they must never see the scaled one.
@@ -38,8 +37,8 @@ class Update:
             self._grad_scaler.unscale_(self._optimizer)
         for fn in self.before:
             fn()
-        if self._max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+        if max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, max_grad_norm)
         groups = self._optimizer.param_groups
         unscaled = [group["lr"] for group in groups]
         self._running = True

@@ -15,13 +15,12 @@ import torch.distributed as dist
 
 from elastic_runtime import environment
 from elastic_runtime.core.batch import split
-from elastic_runtime.core.learning_rate import lr_scale
 from elastic_runtime.core.messages import Adopted, Broken, Left, Ready, World
 from elastic_runtime.core.recovery import IN_STEPS, Standing, served_first
 from elastic_runtime.core.samples import micro_batch_key
 from elastic_runtime.errors import BrokenCollective, JobClosed, LoopContractError
-from elastic_runtime.session.arguments import Arguments
 from elastic_runtime.session.carried import Carried
+from elastic_runtime.session.defaults import Settled
 from elastic_runtime.session.group import Group
 from elastic_runtime.session.membership import Membership
 from elastic_runtime.session.phases import Phases
@@ -65,9 +64,10 @@ class Progress:
 
 
 class Worker:
-    def __init__(self, membership: Membership, arguments: Arguments, carried: Carried, reduction: Reduction) -> None:
+    def __init__(self, membership: Membership, settled: Settled, carried: Carried, reduction: Reduction) -> None:
         self.membership = membership
-        self.arguments = arguments
+        self.arguments = settled.arguments
+        self._settled = settled
         self.progress = Progress()
         self.on_resize: list[Callable[[Change], object]] = []
         self.change_agreed = False  # the last step's reduction agreed to enter the next generation
@@ -95,7 +95,15 @@ class Worker:
         """Report ready and enter the first world. Blocks until there is one with this worker in it."""
         self.membership.open(lambda world: self._group.break_off(world.generation))
         digest, text = self.arguments.constants()
-        self.membership.send(Ready(max_workers=self.arguments.max_workers, constants=digest, described=text))
+        self.membership.send(
+            Ready(
+                max_workers=self.arguments.max_workers,
+                constants=digest,
+                described=text,
+                sources=self._settled.sources,
+                unused=list(self._settled.unused),
+            )
+        )
         self._move_on()
 
     def close(self) -> None:
@@ -207,7 +215,7 @@ class Worker:
             generation=new.generation,
             reason=new.reason,
             micro_batches=len(share),
-            lr_scale=lr_scale(self.arguments.lr_rule, self.arguments.kappa(new.world_size)),
+            lr_scale=self.arguments.lr_scale(new.world_size),
             pause_s=self._phases.pause_s(),
         )
 
