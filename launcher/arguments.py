@@ -9,7 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from torch.distributed.argparse_util import env
 from torch.distributed.run import get_args_parser
+
+from launcher import config
 
 DESCRIPTION = """Start a training script on this machine's workers, as torchrun does, and keep the job alive while
 workers and nodes die, join and leave. A script that opens `elastic_runtime.Session` goes on in the same processes; any
@@ -18,6 +21,7 @@ same --rdzv-id and --rdzv-endpoint to form one job of --nnodes=MIN:MAX nodes."""
 
 EPILOG = """examples:
   elasticrun --nproc-per-node=2 train.py                       two workers on this machine
+  elasticrun --config job.toml                                 all of it from a file
   elasticrun --nnodes=1:4 --nproc-per-node=8 --rdzv-backend=c10d \\
              --rdzv-endpoint=HOST:29400 --rdzv-id=job1 train.py  on each of up to four machines
 
@@ -35,9 +39,18 @@ def parser() -> argparse.ArgumentParser:
     result.error = _refuse  # type: ignore[method-assign]
     ours = result.add_argument_group("elasticrun")
     ours.add_argument(
+        "--config",
+        action=env,
+        metavar="FILE",
+        help="job.toml or job.yaml: flags, the script, and what its Session is not given (docs/configuration.md)",
+    )
+    ours.add_argument("--print-config", action="store_true", help="show the merged configuration as TOML, and exit")
+    ours.add_argument("--print-schema", action=PrintSchema, help="show the JSON schema of --config, and exit")
+    ours.add_argument(
         "--dead-after",
+        action=env,
         type=float,
-        default=float(os.environ.get("PET_DEAD_AFTER", "3")),
+        default=3.0,
         metavar="SECONDS",
         help="a node that is silent for so long is removed; one whose connection closes is removed at once (default 3)",
     )
@@ -58,5 +71,22 @@ def _refuse(message: str) -> NoReturn:
     sys.exit(2)
 
 
+class PrintSchema(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from launcher.schema import json_schema
+
+        print(json_schema(parser), end="")
+        parser.exit()
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    return parser().parse_args(argv)
+    arguments = config.parse(parser, argv)
+    if arguments.print_config:
+        from launcher.config_shown import as_toml
+
+        print(as_toml(arguments, parser()), end="")
+        sys.exit(0)
+    return arguments

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_dir = settings.run_dir
         exit_code = run_agent(settings)
     except ConfigurationError as error:
-        print(f"elasticrun: {error}", file=sys.stderr)
+        print(f"elasticrun: {arguments.job.located(str(error))}", file=sys.stderr)
         exit_code, refused = 2, True
     if run_dir is not None:
         is_own = arguments.log_dir in (None, os.devnull)  # nobody named it
@@ -71,7 +71,11 @@ def settings_from(arguments: argparse.Namespace) -> AgentSettings:
             shutdown_timeout_s=30.0 if arguments.shutdown_timeout is None else float(arguments.shutdown_timeout),
         ),
         role=arguments.role,
-        environment={**os.environ, "TORCHELASTIC_SIGNALS_TO_HANDLE": arguments.signals_to_handle},
+        environment={
+            **os.environ,
+            **arguments.job.variables(),
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": arguments.signals_to_handle,
+        },
         local_addr=_local_addr(arguments.local_addr),
         find_timeout_s=policy.join_timeout_s,
         silent_after_s=arguments.dead_after,
