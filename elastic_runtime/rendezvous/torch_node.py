@@ -75,7 +75,7 @@ class TorchNode:
         self._group = self._failed_group = 0
         self._past = 0  # the newest generation that was entered, or given up before it began
         self._leaving: asyncio.Task[None] | None = None
-        self._has_left = False
+        self._has_joined = self._has_left = False
         self._changed = asyncio.Event()
         self.over: Over | None = None
         self.closed: tuple[int, str] | None = None
@@ -112,6 +112,9 @@ class TorchNode:
             tell=self._say,
         )
         await self._membership.open()
+        self._has_joined = True
+        if self.over is not None:
+            self._begin_to_leave()
 
     async def next_group(self) -> RendezvousInfo:
         """The next group that this node is in, as soon as all of its nodes have asked for it.
@@ -146,9 +149,12 @@ class TorchNode:
 
     async def leave(self) -> None:
         """With a goodbye. May be repeated."""
+        await self._begin_to_leave()
+
+    def _begin_to_leave(self) -> asyncio.Task[None]:
         if self._leaving is None:
             self._leaving = self._loop.create_task(self._leave())
-        await self._leaving
+        return self._leaving
 
     async def _leave(self) -> None:
         found, membership = self._found, self._membership
@@ -179,12 +185,13 @@ class TorchNode:
             case "drain":
                 self._say("asked to leave")
                 os.kill(os.getpid(), signal.SIGTERM)  # torch's agent ends its workers, then itself
-            case "evicted":
+            case "evicted" if self.over is None:
                 reason, rejoins = str(fields["reason"]), bool(fields["rejoin"])
                 self._say(f"the job goes on without this node: {reason}{'; it joins anew' if rejoins else ''}")
                 error = RendezvousError(f"the job goes on without this node: {reason}")
                 self._end(error, stops=True, rejoins=rejoins)
-                self._leaving = self._leaving or self._loop.create_task(self._leave())
+                if self._has_joined:  # what is being opened is not to be closed under it
+                    self._begin_to_leave()
 
     def _take(self, announced: Announced) -> None:
         if self._announced is not None and announced.generation <= self._announced.generation:

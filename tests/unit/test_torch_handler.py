@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
@@ -24,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from elastic_runtime.errors import ConfigurationError
 from elastic_runtime.rendezvous.torch_handler import create_elastic, create_etcd3
+from elastic_runtime.rendezvous.torch_node import TorchNode
 from elastic_runtime.stores.group_stores import GroupStores
 from elastic_runtime.stores.roll_call import RollCall
 from tests.process.cluster import environment, free_port
@@ -274,6 +277,21 @@ def test_wrong_values_for_etcd(given: dict[str, Any], message: str) -> None:
 
 def test_what_is_torchruns_alone_is_taken_and_has_no_meaning() -> None:
     create_elastic(parameters("a", read_timeout=60, timeout=900, heartbeat_timeout=5, store_type="tcp"))
+
+
+def test_who_is_refused_at_the_door_is_told_why(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal follows the welcome so closely that it may be read before the join is over: so again and again."""
+    a = nodes.add()
+    with monkeypatch.context() as patch:
+        record = TorchNode._record
+        patch.setattr(TorchNode, "_record", lambda node, **more: replace(record(node, **more), front="elasticrun"))
+        check_group(nodes.next(a))
+    for _ in range(10):
+        stranger = nodes.add()
+        with pytest.raises(RendezvousError, match="started by torchrun and the job by elasticrun: choose another"):
+            stranger.next_rendezvous()
+        assert stranger.shutdown()
+    assert not a.is_closed() and a.num_nodes_waiting() == 0
 
 
 def test_another_jobs_store_is_refused(nodes: Nodes) -> None:
