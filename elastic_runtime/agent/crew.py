@@ -145,7 +145,8 @@ class Crew:
             output=process.output,
         )
         why = self.failures.add(death, told=process.told)
-        self._note("worker_exited", why.strip(), slot=key[0], spawn=key[1], pid=process.pid, exit_code=exit_code)
+        place = {"slot": key[0], "spawn": key[1], "rank": process.rank}
+        self._note("worker_exited", why.strip(), **place, pid=process.pid, exit_code=exit_code)
         self.events.ended(death)
         self._ended(Exited(*key, exit_code, why))
         self._reap_strangers()

@@ -6,6 +6,8 @@ import asyncio
 import shutil
 import sys
 
+from torch.distributed.elastic.metrics import MetricsConfig, initialize_metrics
+
 from elastic_runtime.agent.agent import REJOIN, Agent
 from elastic_runtime.agent.failures import Failures, record_own, report
 from elastic_runtime.agent.health import Health
@@ -17,15 +19,11 @@ from elastic_runtime.stores.tcp_client import quiet_torch_log
 
 
 def run_agent(settings: AgentSettings) -> int:
-    """Find the job, take part in it, return the exit code. Raises ConfigurationError before anything is started."""
-    if shutil.which(settings.command[0]) is None:
-        raise ConfigurationError(f"{settings.command[0]!r} is not a program that can be started")
-    quiet_torch_log()
+    """Take part in the job, tell what failed, return the exit code. Raises ConfigurationError as `take_part` does."""
     error_file = settings.environment.get(ERROR_FILE, "")
+    initialize_metrics(MetricsConfig({}))
     try:
-        exit_code = REJOIN
-        while exit_code == REJOIN:  # each time as a new node, with nothing of the one before
-            exit_code, failures = _take_part(settings)
+        exit_code, failures = take_part(settings)
     except StoreError as error:
         print(f"elasticrun: {error}", file=sys.stderr)
         record_own(error, error_file)
@@ -40,7 +38,21 @@ def run_agent(settings: AgentSettings) -> int:
     return exit_code
 
 
-def _take_part(settings: AgentSettings) -> tuple[int, Failures]:
+def take_part(settings: AgentSettings) -> tuple[int, Failures]:
+    """Find the job and be a node of it: the exit code, and whatever failed here.
+
+    Raises ConfigurationError before anything is started, and StoreError.
+    """
+    if shutil.which(settings.command[0]) is None:
+        raise ConfigurationError(f"{settings.command[0]!r} is not a program that can be started")
+    quiet_torch_log()
+    exit_code = REJOIN
+    while exit_code == REJOIN:  # each time as a new node, with nothing of the one before
+        exit_code, failures = _as_one_node(settings)
+    return exit_code, failures
+
+
+def _as_one_node(settings: AgentSettings) -> tuple[int, Failures]:
     found = find_store(settings.rendezvous, timeout_s=settings.find_timeout_s, silent_after_s=settings.silent_after_s)
     address = settings.local_addr or own_address(found)
 

@@ -11,7 +11,7 @@ import time
 import traceback
 
 from torch.distributed.elastic.events import Event, EventSource, record
-from torch.distributed.elastic.metrics import MetricsConfig, initialize_metrics, put_metric
+from torch.distributed.elastic.metrics import put_metric
 
 from elastic_runtime.agent.failures import Death
 from elastic_runtime.core.supervision_events import Announced, Start
@@ -30,7 +30,6 @@ class TorchEvents:
         self._host = "" if destination == NOBODY else socket.getfqdn()  # which may take its time
         self._began = self._waiting_since = time.monotonic()
         self._node_rank, self._node_count, self._world_size = 0, 0, 0
-        initialize_metrics(MetricsConfig({}))
 
     def settled(self, announced: Announced) -> None:
         self._node_count, self._world_size = announced.node_count, announced.world_size
