@@ -76,14 +76,16 @@ def _below_min(view: View, now: float) -> Decision | None:
     if count >= policy.min_nodes or (live and view.is_finishing()):
         return None
     why = f"{count} of at least {policy.min_nodes} nodes are here"
-    if view.below_min_since is not None and now >= view.below_min_since + policy.join_timeout_s:
+    # A node that is here and held back is one to wait for, longer than for nobody in particular.
+    since = now if view.below_min_since is None else view.below_min_since
+    until = max(since + policy.join_timeout_s, *view.held_back.values(), 0.0)
+    if now >= until:
         return Close(exit_code=1, reason=f"{why}, and no other came within {policy.join_timeout_s:g} s")
     if live and view.is_occupied():
         planned = not view.gone and not view.is_broken()
         if planned and not view.is_adopted():
             return Hold(reason=f"generation {view.generation.number} is not adopted yet")
         return Settle(kind=Kind.LIVE, world=(), planned=planned, reason=why)
-    until = None if view.below_min_since is None else view.below_min_since + policy.join_timeout_s
     return Hold(reason=f"waiting: {why}", until=until)
 
 
@@ -198,7 +200,7 @@ def _handing_over(view: View, chosen: list[WorkerId]) -> list[WorkerId]:
 
     One that the settled world leaves out was told to go and may be gone any moment: it is not counted on.
     """
-    holders = {n.worker_id(w) for n in view.nodes.values() for w in n.workers if view.has_trained(n, w)}
+    holders = view.holders()
     if not any(n.workers for n in view.eligible_nodes()) or any(w in holders for w in chosen):
         return []
     leaving = [(n, w) for n, w in view.present() if n.draining and w.phase is WorkerPhase.READY and not w.draining]

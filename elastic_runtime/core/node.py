@@ -35,11 +35,22 @@ class Worker:
     phase: WorkerPhase = WorkerPhase.STARTING
     adopted: int = 0
     broken: int = 0
+    member_of: int = 0
     max_workers: int = 0
     constants: str = ""
     left: bool = False
     told: int = 0  # newest generation it was told of
+    offered: int = 0  # newest generation that it was told to be a member of
     failure: Failed | None = None
+
+    def tell(self, generation: int, *, as_member: bool) -> None:
+        self.told = generation
+        self.offered = generation if as_member else self.offered
+
+    def adopt(self, generation: int) -> None:
+        self.adopted = max(self.adopted, generation)
+        if generation <= self.offered:
+            self.member_of = max(self.member_of, generation)
 
 
 def worker_records(workers: Mapping[int, Worker], done: Mapping[int, Worker]) -> tuple[WorkerRecord, ...]:
@@ -51,6 +62,7 @@ def worker_records(workers: Mapping[int, Worker], done: Mapping[int, Worker]) ->
             phase=worker.phase,
             adopted=worker.adopted,
             broken=worker.broken,
+            member_of=worker.member_of,
             max_workers=worker.max_workers,
             constants=worker.constants,
             draining=worker.left,

@@ -168,7 +168,7 @@ class Supervisor:
             return []
         if worker.told >= settled.generation:
             return []
-        worker.told = settled.generation
+        worker.tell(settled.generation, as_member=(slot, worker.spawn) in settled.members)
         drained = self.mode is Mode.DRAINING
         world = world_for(settled, slot, worker.spawn, slots=self.limits.slots, drained=drained, noticed_at=noticed_at)
         return [Tell(slot, worker.spawn, world)]
@@ -184,7 +184,7 @@ class Supervisor:
                 settled = self.announced
                 return self._tell(slot, now) if settled and (slot, worker.spawn) in settled.members else []
             case Adopted(generation=generation):
-                worker.adopted = max(worker.adopted, generation)
+                worker.adopt(generation)
             case Broken(generation=generation):
                 worker.broken = max(worker.broken, generation)
             case Left():

@@ -74,17 +74,20 @@ class View:
 
     @property
     def most_nodes(self) -> int:
-        return self.policy.max_nodes if self.target is None else min(self.target, self.policy.max_nodes)
+        if self.target is None or self.is_finishing():  # whoever is not through may not be shut out by who is
+            return self.policy.max_nodes
+        return min(self.target, self.policy.max_nodes)
 
     def eligible_nodes(self) -> list[NodeRecord]:
-        """Nodes that may take part: alive, staying, members first, at most `most_nodes` of them."""
+        """Nodes that may take part: alive, staying, at most `most_nodes` of them: members first, then those whose
+        workers were members last, who have the newest state."""
         members = self.generation.on_node
         staying = [
             n
             for n in self.nodes.values()
             if not n.draining and not n.given_up and (n.node in members or n.node not in self.held_back)
         ]
-        staying.sort(key=lambda n: n.node not in members)
+        staying.sort(key=lambda n: (n.node not in members, -max((w.member_of for w in n.workers), default=0)))
         return staying[: self.most_nodes]
 
     def present(self) -> list[tuple[NodeRecord, WorkerRecord]]:
@@ -116,10 +119,16 @@ class View:
         entered = any(w.adopted >= self.generation.number for _, w in self.present())
         return self.generation if entered else self.trained
 
-    def has_trained(self, node: NodeRecord, worker: WorkerRecord) -> bool:
-        """Whether a worker is known to hold the state of the last world that trained."""
-        me = node.worker_id(worker)
-        return any(me in g and worker.adopted >= g.number for g in (self.trained, self.generation))
+    def holders(self) -> set[WorkerId]:
+        """Workers that are known to hold the state of the last world that trained. Whoever it left out has an older
+        one."""
+        last = self.last_trained()
+        return {
+            me
+            for node in self.nodes.values()
+            for worker in node.workers
+            if (me := node.worker_id(worker)) in last and worker.adopted >= last.number
+        }
 
     def waits_for_the_finished(self) -> bool:
         """Whether a worker has left the world before for the settled one, and others were through before they heard of
@@ -127,9 +136,10 @@ class View:
         number, members = self.generation.number, self.present()
         if not any(w.phase is WorkerPhase.FINISHED and w.adopted < number for _, w in members):
             return False
+        holders = self.holders()
         return any(
             w.phase is WorkerPhase.READY
-            and self.has_trained(n, w)
+            and n.worker_id(w) in holders
             and (not self.generation.planned or w.broken >= self.trained.number)
             for n, w in members
         )

@@ -33,6 +33,7 @@ class WorkerRecord:
     phase: WorkerPhase
     adopted: int = 0  # the newest generation this worker trains in
     broken: int = 0  # the newest generation whose collective failed under it
+    member_of: int = 0  # the newest generation that it adopted as a member; the others it stood by in
     max_workers: int = 0  # what its batch rule can feed; 0 before it is known
     constants: str = ""  # digest of the job's constants; equal in all workers of a job
     draining: bool = False  # asked to leave by itself
