@@ -34,12 +34,17 @@ from elastic_runtime.core.membership import Close, Hold, Settle, decide
 from elastic_runtime.core.view import Generation, Kind
 from elastic_runtime.core.world import NodeRecord, WorkerPhase
 
+END = Generation(reason="the job ends")  # stands for it where a generation is written
+END_WAIT_S = 10.0  # how long the end of a job waits for the store; then it ends all the same
+
 
 @dataclass(slots=True)
 class Coordinator(Known):
     numbered: int = 0  # the highest number ever written: a write that failed may have been applied all the same
     writing: Generation | None = None
     retry_at: float | None = None
+    ending: tuple[int, str] | None = None  # exit code and reason: the job ends as soon as the store has it
+    ending_since: float | None = None
     ended: bool = False
     last_reason: str = ""
     gathering: Gathering = field(default_factory=Gathering)  # after another coordinator
@@ -55,12 +60,12 @@ class Coordinator(Known):
         self.seniority, self.used_ports = dict(handover.seniority), dict(handover.used_ports)
         self.target = handover.target
         until = {node: now + waits_s.get(node, self.silent_after_s) for node in handover.nodes if node not in lost}
-        self.gathering = Gathering(handover=handover, awaited=until)
-        self._miss(lost)
+        self.gathering = Gathering(handover=handover, awaited=until, lost=dict(lost))
 
     def handover(self, *, closed: tuple[int, str] | None = None) -> Handover:
-        """What the store should keep now."""
-        return self._handover(self.writing or self.generation, closed)
+        """What the store should keep now. Numbers go on from the highest, even if nothing was settled under it."""
+        generation = self.writing or self.generation
+        return self._handover(replace(generation, number=max(generation.number, self.numbered)), closed)
 
     def step(self, event: Event, now: float) -> list[Effect]:
         return self.advance((event,), now)
@@ -68,7 +73,7 @@ class Coordinator(Known):
     def advance(self, events: Iterable[Event], now: float) -> list[Effect]:
         """Take all of these in, then decide once."""
         if self.ended:
-            return []
+            return self._tell_late(events)
         self._excuse_own_pause(now)
         effects: list[Effect] = []
         only_heard = True
@@ -100,12 +105,13 @@ class Coordinator(Known):
             case NodeGone(node, reason):
                 self._forget(node, reason, now)
             case WriteWon(number) if self.writing is not None and number == self.writing.number:
-                return self._settled(self.writing, now)
+                return self._settled(self.writing, now) if self.writing is not END else self._end()
             case WriteFailed(number, retry_at) if self.writing is not None and number == self.writing.number:
+                what = f"generation {number}" if self.writing is not END else "the end of the job"
                 self.writing, self.retry_at = None, retry_at
-                return [Note("store_unreachable", f"generation {number} could not be written; trying again")]
+                return [Note("store_unreachable", f"{what} could not be written; trying again")]
             case JobEnded(exit_code, reason):
-                return self._end(exit_code, reason)
+                self.ending = (exit_code, reason) if self.ending is None else self.ending
             case Resized(nodes):
                 self.target = nodes
                 return [Note("resized", f"at most {nodes} node(s) take part from now on")]
@@ -115,7 +121,8 @@ class Coordinator(Known):
         known = self.nodes.get(record.node)
         worlds = (self.generation, self.trained) if self.generation.kind is Kind.LIVE else ()
         expected = known is not None or self.gathering.expects(record.node)
-        if (turned_away := turn_away(record, self.nodes, worlds, expected=expected)) is not None:
+        stale = known is None and self._has_stale_store(record)
+        if (turned_away := turn_away(record, self.nodes, worlds, expected=expected, stale=stale)) is not None:
             self._forget(record.node, turned_away.reason, now)
             return [turned_away, Note("refused", f"{record.node}: {turned_away.reason}")]
         self.nodes[record.node] = record
@@ -150,18 +157,19 @@ class Coordinator(Known):
 
     def _gather(self, now: float) -> list[Effect]:
         """Nodes of the coordinator before come to this one; who is late is gone."""
-        self._miss(dict.fromkeys(self.gathering.late(now), "did not come to the new coordinator"))
+        self.gathering.give_up_late(now)
         if (look := self.gathering.next_look()) is not None:
             return [WakeAt(look)]
-        handover, self.gathering = self.gathering.handover, Gathering()
+        handover, lost, self.gathering = self.gathering.handover, self.gathering.lost, Gathering()
         assert handover is not None
         here = [node for node in handover.nodes if node in self.nodes]
         if not here:
             self.generation, self.trained, self.settled_at = Generation(), Generation(), now
-            self.seniority, self.used_ports, self.gone = {}, {}, {}
+            self.seniority, self.gone = {}, {}
             note = Note("abandoned", "no node of the job that had this id is left: it starts anew")
         else:
             self.trained = last_trained(handover, self.nodes.values())
+            self._miss(lost)
             note = Note("resumed", f"{len(here)} of {len(handover.nodes)} node(s) came to the new coordinator")
         return [note, *self._decide(now)]
 
@@ -172,6 +180,8 @@ class Coordinator(Known):
         if self.retry_at is not None and now < self.retry_at:
             return [WakeAt(self.retry_at)]
         self.retry_at = None
+        if self.ending is not None:
+            return self._write_end(now)
         match decide(replace(view, below_min_since=self.below_min_since), now):
             case Settle(kind=kind, world=world, planned=planned, reason=reason):
                 host = self.nodes[world[0].node] if world else None
@@ -188,7 +198,8 @@ class Coordinator(Known):
                 )
                 return [Write(self.writing, self._handover(self.writing, None))]
             case Close(exit_code=exit_code, reason=reason):
-                return self._end(exit_code, reason)
+                self.ending = (exit_code, reason)
+                return self._write_end(now)
             case Hold(reason=reason, until=until):
                 event = "waiting" if below else "hold"
                 effects: list[Effect] = [Note(event, reason)] if reason != self.last_reason else []
@@ -203,23 +214,40 @@ class Coordinator(Known):
         self.generation, self.settled_at, self.last_reason = generation, now, ""
         self.broken_since = None
         self.gone = {}
-        if generation.kind is Kind.START:
-            self.used_ports[generation.world[0].node] = generation.store_port
+        self.used_ports = self._ports_used_until(generation)
         self.seniority = self._seniority_in(generation)
         # Whoever died while the write was under way is a loss of the new world too.
         for record in self.nodes.values():
             self._note_losses(record)
-        for worker in generation.world:
-            if worker.node not in self.nodes:
-                self.gone[worker.node] = f"node {worker.node} died"
-        for node in self.trained.on_node:
-            if node not in self.nodes:
-                self._note_silent_peer(node, "died")
+        self._miss({})
         return [Note("settled", generation.reason), Announce(generation, tuple(self.nodes))]
 
-    def _end(self, exit_code: int, reason: str) -> list[Effect]:
+    def _write_end(self, now: float) -> list[Effect]:
+        """The end is fenced like a generation: one that was overruled may not end the job of its successor."""
+        self.ending_since = now if self.ending_since is None else self.ending_since
+        if now >= self.ending_since + END_WAIT_S:
+            return self._end()
+        document = self.handover(closed=self.ending)
+        self.writing = END
+        return [Write(END, document)]
+
+    def _end(self) -> list[Effect]:
+        assert self.ending is not None
+        exit_code, reason = self.ending
         self.ended = True
-        return [Note("closed", reason), End(exit_code, reason)]
+        return [Note("closed", reason), End(exit_code, reason, tuple(self.nodes))]
+
+    def _tell_late(self, events: Iterable[Event]) -> list[Effect]:
+        """Whoever links to a coordinator whose job is over."""
+        late: list[str] = []
+        for event in events:
+            if isinstance(event, NodeReported) and event.record.node not in self.nodes:
+                self.nodes[event.record.node] = event.record
+                late.append(event.record.node)
+            elif isinstance(event, NodeGone):
+                self.nodes.pop(event.node, None)
+        assert self.ending is not None
+        return [End(*self.ending, tuple(late))] if late else []
 
     def _next_wake(self, effects: list[Effect], now: float) -> list[Effect]:
         """One timer is enough: the earliest of what is wanted. It also shows whether this process itself was paused."""

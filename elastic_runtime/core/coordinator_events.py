@@ -67,7 +67,8 @@ Event = NodeReported | NodeHeard | NodeGone | WriteWon | WriteFailed | JobEnded 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Store this generation as settled, with what a successor needs; then report `WriteWon` or `WriteFailed`."""
+    """Store this generation as settled, or the end of the job (number 0), with what a successor needs; then report
+    `WriteWon` or `WriteFailed`."""
 
     generation: Generation
     handover: Handover
@@ -94,8 +95,11 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class End:
+    """The store has the end of the job, or cannot be reached: tell these nodes."""
+
     exit_code: int
     reason: str
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

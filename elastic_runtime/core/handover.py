@@ -41,6 +41,7 @@ class Gathering:
 
     handover: Handover | None = None  # None: nobody is waited for
     awaited: dict[str, float] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)  # who will not come, and why
 
     def expects(self, node: str) -> bool:
         return node in self.awaited
@@ -48,12 +49,12 @@ class Gathering:
     def arrived(self, node: str) -> None:
         self.awaited.pop(node, None)
 
-    def late(self, now: float) -> list[str]:
-        """Those whose time is over; they are waited for no longer."""
+    def give_up_late(self, now: float) -> None:
+        """Those whose time is over are waited for no longer."""
         late = [node for node, until in self.awaited.items() if now >= until]
         for node in late:
             del self.awaited[node]
-        return late
+            self.lost[node] = "did not come to the new coordinator"
 
     def next_look(self) -> float | None:
         return min(self.awaited.values(), default=None)

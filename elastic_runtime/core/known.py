@@ -11,6 +11,8 @@ from elastic_runtime.core.liveness import Liveness
 from elastic_runtime.core.view import Generation, Kind, Policy, View
 from elastic_runtime.core.world import NodeRecord, WorkerId
 
+PORTS_OF_THE_GONE = 16
+
 
 @dataclass(slots=True)
 class Known:
@@ -66,7 +68,7 @@ class Known:
         if record is None:
             return
         self.liveness.forget(node)
-        for table in (self.joined_at, self.ready_since, self.used_ports):
+        for table in (self.joined_at, self.ready_since):
             table.pop(node, None)
         if node in self.generation.on_node:
             self.gone[node] = f"node {node} {reason}"
@@ -84,8 +86,12 @@ class Known:
         if train_on and node in self.trained.on_node:
             self.gone[node] = f"node {node} {reason}"
 
-    def _miss(self, lost: Mapping[str, str]) -> None:
-        for node, reason in lost.items():
+    def _miss(self, why: Mapping[str, str]) -> None:
+        """Members of the settled world, and of the one before if that trains on, that are not here."""
+        for node in dict.fromkeys((*self.generation.on_node, *self.trained.on_node)):
+            if node in self.nodes or node in self.gone:
+                continue
+            reason = why.get(node, "died")
             if node in self.generation.on_node:
                 self.gone[node] = f"node {node} {reason}"
             self._note_silent_peer(node, reason)
@@ -96,11 +102,25 @@ class Known:
             previous=self.generation,
             trained=self.trained,
             seniority=self._seniority_in(generation),
-            used_ports=self.used_ports,
+            used_ports=self._ports_used_until(generation),
             nodes=tuple(self.nodes),
             target=self.target,
             closed=closed,
         )
+
+    def _has_stale_store(self, record: NodeRecord) -> bool:
+        """Whether a node offers a store that others may have used for a group that it never heard of."""
+        hosts = bool(self.generation.world) and self.generation.world[0].node == record.node
+        return not hosts and record.store_port != 0 and self.used_ports.get(record.node) == record.store_port
+
+    def _ports_used_until(self, generation: Generation) -> dict[str, int]:
+        """Stores that a group of processes was to use: no other may. A node that is gone without having heard of it may
+        come back with the same one, so the last of those are remembered too."""
+        starts = generation.kind is Kind.START and generation.world
+        used = self.used_ports | ({generation.world[0].node: generation.store_port} if starts else {})
+        gone = [node for node in used if node not in self.nodes]
+        forgotten = set(gone[: max(0, len(gone) - PORTS_OF_THE_GONE)])
+        return {node: port for node, port in used.items() if node not in forgotten}
 
     def _seniority_in(self, generation: Generation) -> dict[WorkerId, int]:
         """By the generation in which a worker first trained; those that are no more are forgotten."""

@@ -10,6 +10,7 @@ from elastic_runtime.errors import StoreError
 from elastic_runtime.rendezvous.coordination import Coordination
 from elastic_runtime.rendezvous.find import GENERATION, Coordinates, Found, new_token
 from elastic_runtime.rendezvous.seat_watch import SeatWatch
+from elastic_runtime.stores.base import Holder
 
 
 class Chair:
@@ -41,8 +42,8 @@ class Chair:
     def others(self) -> int:
         return self._coordination.others if self._coordination is not None else 0
 
-    async def claim(self, over: int, token: str | None) -> bool:
-        """Take the seat if it is held under `over`. `token` is the job's, if this node knows it."""
+    async def claim(self, over: int, token: str | None) -> Holder | None:
+        """Take the seat if it is held under `over`, None if it is not. `token` is the job's, if this node knows it."""
         if self._coordination is None:
             coordination = self._new_coordination(self.overruled.set)
             secret = await self._seat.ask(self._known_token) if token is None else token
@@ -61,16 +62,18 @@ class Chair:
         if holder is None:  # somebody was faster
             if not self._coordination.leads:
                 self.clear()
-            return False
+            return None
         self.term = holder.term
-        return True
+        return holder
 
-    async def lead(self, lost: Mapping[str, str], waits_s: Mapping[str, float], why: str) -> tuple[int, str] | None:
+    async def lead(
+        self, lost: Mapping[str, str], waits_s: Mapping[str, float], why: str, *, may_begin_anew: bool
+    ) -> tuple[int, str] | None:
         """Begin, unless it did before. Returns exit code and reason of the job that had this id, if that is over."""
         assert self._coordination is not None
         if self._coordination.leads:
             return None
-        return (await self._coordination.lead(lost, waits_s, why)).closed
+        return (await self._coordination.lead(lost, waits_s, why, may_begin_anew=may_begin_anew)).closed
 
     def clear(self) -> None:
         """Coordinate no more; the seat is somebody else's matter."""

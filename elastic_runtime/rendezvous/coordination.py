@@ -96,12 +96,14 @@ class Coordination:
         self._server = await asyncio.start_server(self._serve, sock=sock, limit=frames.LINE_BYTES, backlog=BACKLOG)
         return self._coordinates
 
-    async def lead(self, lost: Mapping[str, str], waits_s: Mapping[str, float], why: str) -> Handover:
-        """Overrule whoever led before and go on from what was left; see `Coordinator.resume` for the arguments.
-
-        Raises StoreError if the store does not answer; may be repeated then. Returns what was left.
-        """
+    async def lead(
+        self, lost: Mapping[str, str], waits_s: Mapping[str, float], why: str, *, may_begin_anew: bool
+    ) -> Handover:
+        """Overrule whoever led before and go on from what was left, which is returned; see `Coordinator.resume`. A job
+        that is over is not led, unless another may begin. Raises StoreError if the store is out; may be repeated."""
         left = await self._loop.run_in_executor(self._writer, self._kept.fence)
+        if left.closed is not None and not may_begin_anew:
+            return left
         self._governor = JobGovernor(
             machine=self._machine,
             run_id=self._run_id,
@@ -224,10 +226,9 @@ class Coordination:
                 if link is not None:
                     link.close()
                     self._tell_if_alone()
-            case End(exit_code, reason):
-                for node in list(self._links):
+            case End(exit_code, reason, nodes):
+                for node in nodes:
                     self._send(node, frames.line("closed", exit_code=exit_code, reason=reason))
-                self._loop.create_task(self._write(0, self._machine.handover(closed=(exit_code, reason))))
             case Note(event, reason):
                 if event in TOLD:
                     self._tell(reason)

@@ -29,7 +29,8 @@ PREDECESSOR_WAIT_S = 1.0  # for the node of a coordinator that lost its seat by 
 
 class Membership:
     """`record()` is this node's present record, `on_frame(kind, fields)` is called for what the coordinator sends,
-    `on_over(reason)` once when this node cannot take part any more, `note(event, reason)` for the journal."""
+    `on_over(reason)` once when this node cannot take part any more, `note(event, reason)` for the journal. `came_back`:
+    it was evicted from this job; if that is over it does not begin another one."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Membership:
         on_over: Callable[[str], None],
         note: Callable[[str, str], None],
         tell: Callable[[str], None],
+        came_back: bool = False,
     ) -> None:
         self._found = found
         self._run_id, self._node, self._address = run_id, node, address
@@ -52,6 +54,7 @@ class Membership:
         self._record = record
         self._on_frame, self._on_over = on_frame, on_over
         self._note, self._tell = note, tell
+        self._came_back = came_back
         self._loop = asyncio.get_running_loop()
         self._seat = SeatWatch(found.seat)
         self._chair = Chair(found, self._seat, run_id=run_id, address=address, coordination=coordination)
@@ -65,6 +68,7 @@ class Membership:
         self._empty_since: float | None = None
         self._store_is_out = False
         self._end: tuple[int, str] | None = None  # what this node asks of the job, told to each coordinator
+        self._dismissed = False  # the job is over, or goes on without this node: no coordinator is looked for any more
 
     async def open(self) -> None:
         """Join. Returns once this node is linked. Raises StoreError if that cannot be."""
@@ -112,7 +116,7 @@ class Membership:
     # -- the seat -----------------------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        while True:
+        while not self._dismissed:
             try:
                 await self._go_on()
                 self._store_is_out = False
@@ -188,14 +192,21 @@ class Membership:
         lost = why_lost(self._situation(), over, self._term)
         missing = {before.node: lost} if before is not None and lost else {}
         waits_s = {before.node: PREDECESSOR_WAIT_S} if before is not None else {}
-        if await self._chair.claim(over, self.coordinates.token if self.coordinates is not None else None):
+        token = self.coordinates.token if self.coordinates is not None else None
+        if (holder := await self._chair.claim(over, token)) is not None:
             self._note("coordinates", reason)
             await self._lead(missing, waits_s, reason)
+            self._see(holder)
+            if self._link is None:  # at once: the store may be gone again before it is asked who holds the seat
+                await self._connect()
 
     async def _lead(self, lost: Mapping[str, str], waits_s: Mapping[str, float], why: str) -> None:
-        closed = await self._chair.lead(lost, waits_s, why)
-        if closed is not None and self._joined.done():  # its end had not come to this node's ears
+        was_here = self._came_back or self._joined.done()
+        closed = await self._chair.lead(lost, waits_s, why, may_begin_anew=not was_here)
+        if closed is not None and was_here:  # its end had not come to this node's ears
             await self._chair.leave()
+            if not self._joined.done():
+                self._joined.set_result(None)
             self._on_frame("closed", {"exit_code": closed[0], "reason": closed[1]})
             await self._loop.create_future()  # nothing else is to come
 
@@ -205,13 +216,16 @@ class Membership:
         assert self.coordinates is not None
         if self._chair.is_taken:  # the store was away when it was to begin
             await self._lead({}, {}, "it has the seat")
-        link, term, record = Link(self._on_frame), self._term, self._record()
+        link, term, record = Link(self._heard), self._term, self._record()
         silent_after_s = max(1.0, self._silent_after_s - 1.0) if self._found.passes_on else FIXED_HOST_SILENT_S
         opening = asyncio.ensure_future(
             link.open(self.coordinates, self._run_id, record, silent_after_s=silent_after_s)
         )
         try:
-            await self._news(opening)
+            try:
+                await self._news(opening)
+            except StoreError:  # the coordinator may be there all the same, and would miss this node's beats
+                await asyncio.wait({opening})
             if not opening.done():  # the seat has changed meanwhile
                 opening.cancel()
                 await link.close()
@@ -233,6 +247,10 @@ class Membership:
                 self._joined.set_result(None)
         finally:
             opening.cancel()
+
+    def _heard(self, kind: str, fields: dict[str, Any]) -> None:
+        self._dismissed = self._dismissed or kind in ("closed", "evicted")
+        self._on_frame(kind, fields)
 
     async def _news(self, other: asyncio.Future[Any] | None = None, *, for_s: float | None = None) -> None:
         """Wait until the seat changes, the link is lost, this coordinator is overruled, or `other` is done."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastic_runtime.core.coordinator import Coordinator
+from elastic_runtime.core.coordinator import END_WAIT_S, Coordinator
 from elastic_runtime.core.coordinator_events import (
     Announce,
     Effect,
@@ -188,10 +188,43 @@ def test_a_silent_death_in_the_world_that_still_trains_is_a_loss_of_the_planned_
 # -- ends and refusals ----------------------------------------------------------------------------------------------
 
 
-def test_the_job_ends_once() -> None:
+def test_the_job_ends_once_and_as_soon_as_the_store_has_it() -> None:
     machine = trains("a")
-    assert only(machine.step(JobEnded(2, "a refused argument"), 1.0), End) == [End(2, "a refused argument")]
-    assert machine.step(JobEnded(1, "again"), 1.1) == machine.step(NodeGone("a", "left"), 1.2) == []
+    (write,) = only(machine.step(JobEnded(2, "a refused argument"), 1.0), Write)
+    assert (write.generation.number, write.handover.closed) == (0, (2, "a refused argument"))
+    assert only(machine.step(JobEnded(1, "again"), 1.1), Write) == []
+    assert only(machine.step(WriteWon(0), 1.2), End) == [End(2, "a refused argument", ("a",))]
+    assert machine.step(JobEnded(1, "again"), 1.3) == machine.step(NodeGone("a", "left"), 1.4) == []
+
+
+def test_the_end_waits_for_the_store_and_not_for_ever() -> None:
+    machine = trains("a")
+    machine.step(JobEnded(1, "the same failure twice"), 1.0)
+    now, ends = 1.0, []
+    while not ends:
+        now += 0.6
+        failed = WriteFailed(0, retry_at=now + 0.5)
+        assert only(machine.advance((NodeHeard("a"), failed), now), Announce | End) == []
+        ends = only(machine.step(Tick(), now + 0.5), End)
+    assert ends == [End(1, "the same failure twice", ("a",))] and END_WAIT_S <= now + 0.5 - 1.0 < END_WAIT_S + 1.2
+
+
+def test_the_end_waits_for_a_generation_that_is_being_written() -> None:
+    machine = trains("a", "b")
+    machine.step(NodeGone("b", "closed its connection"), 1.0)
+    assert only(machine.step(JobEnded(1, "a failure"), 1.1), Write) == []
+    (write,) = only(machine.step(WriteWon(3), 1.2), Write)
+    assert write.handover.closed == (1, "a failure") and write.handover.generation.number == 3
+
+
+def test_who_links_to_a_job_that_is_over_is_told() -> None:
+    machine = trains("a")
+    machine.step(JobEnded(1, "a failure"), 1.0)
+    machine.step(WriteWon(0), 1.1)
+    assert machine.step(NodeReported(record("b")), 1.2) == [End(1, "a failure", ("b",))]
+    assert machine.step(NodeReported(record("b")), 1.3) == []
+    machine.step(NodeGone("b", "closed its connection"), 1.4)
+    assert machine.step(NodeReported(record("b")), 1.5) == [End(1, "a failure", ("b",))]
 
 
 def test_other_arguments_than_the_job_s_are_refused() -> None:
