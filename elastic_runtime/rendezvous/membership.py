@@ -19,7 +19,7 @@ from elastic_runtime.rendezvous.chair import Chair
 from elastic_runtime.rendezvous.coordination import Coordination
 from elastic_runtime.rendezvous.find import Coordinates, Found
 from elastic_runtime.rendezvous.link import Link, Refused
-from elastic_runtime.rendezvous.seat_watch import SeatWatch
+from elastic_runtime.rendezvous.seat_watch import SeatWatch, look_at
 from elastic_runtime.stores.base import Holder
 
 STORE_RETRY_S = 1.0
@@ -221,6 +221,7 @@ class Membership:
         opening = asyncio.ensure_future(
             link.open(self.coordinates, self._run_id, record, silent_after_s=silent_after_s)
         )
+        opening.add_done_callback(look_at)  # what is cancelled may fail before it hears of that
         try:
             try:
                 await self._news(opening)

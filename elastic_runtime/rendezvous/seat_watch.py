@@ -30,7 +30,7 @@ class SeatWatch:
         """Done when the seat is not held under `term` any more, when the store fails, or after a while."""
         if self._watching is None or self._watching[0] != term:
             call = self._loop.run_in_executor(self._threads, self._seat.wait, term, WATCH_S)
-            call.add_done_callback(_look_at)
+            call.add_done_callback(look_at)
             self._watching = (term, call)
         return self._watching[1]
 
@@ -45,7 +45,7 @@ class SeatWatch:
         self._threads.shutdown(wait=False)
 
 
-def _look_at(call: asyncio.Future[Any]) -> None:
+def look_at(call: asyncio.Future[Any]) -> None:
     """A result that nobody fetches is no error to report."""
     if not call.cancelled():
         call.exception()
