@@ -300,3 +300,21 @@ def test_every_flag_and_every_argument_of_the_session_can_stand_in_a_file() -> N
     assert set(SESSION) == set(SETTABLE) and set(AT) == set(AT_KEYS)
     flags = {action.dest for action in parser()._actions if action.option_strings}
     assert flags - set(config.flags(parser())) == set(config.NOT_IN_A_FILE)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*/job.*")), ids=lambda path: path.parent.name)
+def test_the_examples_are_valid(path: Path) -> None:
+    found = parse([f"--config={path}"])
+    assert (ROOT / found.training_script).is_file()
+
+
+def test_the_document_s_file_is_valid_and_its_mistakes_are_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    document = (ROOT / "docs" / "configuration.md").read_text()
+    Path("job.toml").write_text(document.split("```toml\n")[1].split("```")[0])
+    found = parse(["--config=job.toml"])
+    assert found.nproc_per_node == "8" and found.job.session.at == {64: {"micro_batch_size": 4, "lr_scale": 0.9}}
+    for key in (*SESSION, *AT):
+        assert f"`{key}`" in document
+    Path("job.toml").write_text("[launch]\nmax_restart = 1\n[at.64]\nseed = 1\n")
+    for line in refused(capsys, "--config=job.toml", "a.py"):
+        assert line.partition(": ")[2] in document
