@@ -23,7 +23,7 @@ class Job:
     def __init__(self, cluster: Cluster, runtime: Path, capture: pytest.CaptureFixture[str]) -> None:
         self.cluster, self._capture = cluster, capture
         (cluster.directory / "slow").touch()
-        self.variables = {"XDG_RUNTIME_DIR": str(runtime)}
+        self.variables = {"XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(runtime)}
         self.endpoint = f"--endpoint=127.0.0.1:{cluster.port}"
 
     def agent(self, *flags: str) -> Agent:
@@ -99,6 +99,7 @@ def test_status_tells_who_takes_part(job: Job) -> None:
     assert [line.split()[2:4] for line in text.splitlines() if other.node in line.split()[:1]] == [["member", "1"]]
 
 
+@pytest.mark.slow
 def test_events_are_those_of_the_journal_and_can_be_followed_to_the_end(job: Job) -> None:
     host = job.agent()
     job.steps_go_on(1)
@@ -106,7 +107,8 @@ def test_events_are_those_of_the_journal_and_can_be_followed_to_the_end(job: Job
     job.cluster.wait_for("the past is told", lambda: '"event": "settled"' in follower.output())
     other = job.agent()
     joined = job.cluster.wait_for_event("joined", count=2)[-1]
-    job.cluster.wait_for("a later event is told", lambda: other.node in follower.output())
+    name = joined["reason"].split()[0]
+    job.cluster.wait_for("a later event is told", lambda: name in follower.output())
     job.steps_go_on(2)
     told = [json.loads(line) for line in job.ctl("events", "--last=10000", "--json", job.endpoint).splitlines()]
     assert joined in told and told == host.journal()[: len(told)]
@@ -120,6 +122,7 @@ def test_events_are_those_of_the_journal_and_can_be_followed_to_the_end(job: Job
     assert followed == host.journal()[: len(followed)] and len(followed) >= len(told)
 
 
+@pytest.mark.slow
 def test_a_drained_node_leaves_and_the_others_go_on(job: Job) -> None:
     host, other = job.agent(), job.agent()
     job.steps_go_on(2)
@@ -133,6 +136,7 @@ def test_a_drained_node_leaves_and_the_others_go_on(job: Job) -> None:
     assert states(job.status()) == {host.node: "member"}
 
 
+@pytest.mark.slow
 def test_a_node_is_named_by_the_beginning_of_its_name(job: Job) -> None:
     host, other = job.agent(), job.agent()
     job.steps_go_on(2)
@@ -166,6 +170,7 @@ def test_the_job_of_this_machine_needs_no_endpoint(job: Job) -> None:
     assert "job" in job.ctl("status", "--run-id=other", exit_code=1)
 
 
+@pytest.mark.slow
 def test_of_several_jobs_one_has_to_be_named(two_jobs: tuple[Job, Job]) -> None:
     first, second = two_jobs
     for each in two_jobs:
@@ -177,6 +182,7 @@ def test_of_several_jobs_one_has_to_be_named(two_jobs: tuple[Job, Job]) -> None:
     assert first.ctl("status", "--run-id=second").startswith("job second: ")
 
 
+@pytest.mark.slow
 def test_what_is_not_the_job_is_told(job: Job) -> None:
     job.agent()
     job.steps_go_on(1)
@@ -184,6 +190,7 @@ def test_what_is_not_the_job_is_told(job: Job) -> None:
     assert job.ctl("status", "--endpoint=127.0.0.1:1", exit_code=1).count("\n") == 1
 
 
+@pytest.mark.slow
 def test_doctor_follows_the_way_to_a_job(job: Job) -> None:
     host = job.agent()
     job.steps_go_on(1)

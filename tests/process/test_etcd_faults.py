@@ -110,6 +110,7 @@ def test_three_hundred_steps_over_an_outage_of_half_a_minute(
         assert [e for e in cluster.events("worker_started") if e["spawn"] > 1] == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_store_that_takes_two_tenths_of_a_second_for_a_request(cluster: Cluster, etcd: Etcd) -> None:
     with SlowWire(etcd.endpoint, SLOW_S) as wire:

@@ -119,6 +119,7 @@ def test_a_host_that_is_cut_off_is_left_behind_and_comes_back_as_another(
     assert job.finish() == undisturbed(1)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_coordinator_that_cannot_reach_etcd(
     cluster: Cluster, network: Network, undisturbed: Callable[..., str]
