@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from elastic_runtime.agent.failures import Death, Failures
+from elastic_runtime.agent.guardian import Guardian
 from elastic_runtime.agent.logs import Logs
 from elastic_runtime.agent.processes import Process, adopt_orphans, end_orphans, reap_strangers, start_process
 from elastic_runtime.agent.settings import AgentSettings
@@ -62,6 +63,7 @@ class Crew:
 
     def open(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._guardian = Guardian(f"{RUN_DIR}={self._settings.run_dir}", self._settings.environment)
         adopt_orphans()
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap_strangers)
 
@@ -104,8 +106,9 @@ class Crew:
             process.reap()
             self._logs.ended(process.output)
         self._processes.clear()
-        end_orphans({RUN_DIR: str(self._settings.run_dir)})
+        self._guardian.dismiss()
         self._loop.remove_signal_handler(signal.SIGCHLD)
+        end_orphans({RUN_DIR: str(self._settings.run_dir)})
 
     def close(self) -> None:
         """Blocks until all output is where it belongs."""
@@ -152,4 +155,4 @@ class Crew:
         self._reap_strangers()
 
     def _reap_strangers(self) -> None:
-        reap_strangers({process.pid for process in self._processes.values()})
+        reap_strangers({self._guardian.pid, *(process.pid for process in self._processes.values())})

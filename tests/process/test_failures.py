@@ -89,6 +89,13 @@ def test_a_second_interrupt_hurries_and_nothing_is_left(cluster: Cluster) -> Non
     assert "FAILED" not in agent.output()
 
 
+def test_an_agent_that_is_killed_leaves_nothing(cluster: Cluster) -> None:
+    agent = cluster.agent(JOBS / "parent.py", "stubborn")
+    cluster.wait_for("the processes run", (cluster.directory / "started").exists)
+    agent.signal(signal.SIGKILL)
+    assert agent.wait() == -signal.SIGKILL
+
+
 def may_unshare() -> bool:
     try:
         return (
