@@ -23,12 +23,14 @@ demo: $(READY) ## train a small model while workers are killed and join
 	@$(BIN)/python -m examples.stdlib_gpt.demo
 
 test: lint etcd ## check style and types, run the tests
-	@echo "test: the tests that are not slow"
-	@$(BIN)/python -m pytest
+	@echo "test: the tests that are not slow, two at a time; then those that measure time, alone"
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not alone"
+	@$(BIN)/python -m pytest -m "alone and not slow"
 
 test-all: lint etcd ## the same with the slow tests
 	@echo "test-all: every test, the slow ones too"
-	@$(BIN)/python -m pytest -m ""
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone"
+	@$(BIN)/python -m pytest -m alone
 
 lint: $(READY) ## check style and types only
 	@echo "lint: ruff, then mypy"

@@ -17,6 +17,8 @@ import pytest
 
 from tests.process.cluster import JOBS, Cluster, Entry, Watch
 
+pytestmark = pytest.mark.alone
+
 WIDTH = 1500  # 2.3 million parameters
 DELAY_S = 0.01  # of each micro-batch; with their computing three of them make a step of about 40 ms
 
