@@ -36,7 +36,9 @@ class Job:
 
     def variables(self) -> dict[str, str]:
         """For workers. What the launcher itself inherited belongs to another job."""
-        return {SESSION_VARIABLE: self.session.to_text()} if self.file else {SESSION_VARIABLE: ""}
+        if self.file:
+            return {SESSION_VARIABLE: self.session.to_text()}
+        return {SESSION_VARIABLE: ""} if SESSION_VARIABLE in os.environ else {}
 
     def located(self, message: str) -> str:
         """A refusal with the place in the file, if it is about a value from there."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic_runtime.environment import SESSION as SESSION_VARIABLE
+from elastic_runtime.environment import SessionDefaults, session_defaults
 from launcher import cli, config
 from launcher.arguments import parse, parser
 from launcher.config_file import read, toml_lines
@@ -240,6 +242,18 @@ def test_values_become_what_the_same_flag_would() -> None:
     for found in (of_file, of_flags):
         del found["job"], found["config"]
     assert of_file == of_flags
+
+
+def test_workers_get_the_session_s_part_of_their_own_job_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("job.toml").write_text("[session]\nseed = 4\n[at.2]\nlr_scale = 2\n")
+    (text,) = parse(["--config=job.toml", "a.py"]).job.variables().values()
+    monkeypatch.setenv(SESSION_VARIABLE, text)
+    assert session_defaults() == SessionDefaults(
+        values={"seed": 4}, at={2: {"lr_scale": 2}}, sources={"seed": "job.toml:2", "at.2.lr_scale": "job.toml:4"}
+    )
+    assert parse(["a.py"]).job.variables() == {SESSION_VARIABLE: ""}
+    monkeypatch.delenv(SESSION_VARIABLE)
+    assert parse(["a.py"]).job.variables() == {}
 
 
 def test_without_a_file_nothing_changes(capsys: pytest.CaptureFixture[str]) -> None:
