@@ -88,6 +88,8 @@ class Coordinator(Known):
             effects += self._gather(now)
         elif self.writing is None and not self.ended:
             effects += self._decide(now)
+        if self.ending is not None:  # nobody needs to begin anything any more
+            effects = [e for e in effects if not isinstance(e, Announce)]
         if self.ended:
             return effects
         return [e for e in effects if not isinstance(e, WakeAt)] + self._next_wake(effects, now)

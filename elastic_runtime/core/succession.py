@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+RETRY_S = 2.0  # between two tries to reach a coordinator that does not answer: only the way to it may be broken
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """What one node knows. A term is the number of a holding of the seat; 0 stands for none."""
@@ -23,7 +26,8 @@ class Situation:
     coordinating: bool = False  # this node's coordination is running, whether or not it still has the seat
     linked: bool = False
     refused: int = 0  # the newest term whose holder refused a connection
-    silent: int = 0  # the newest term whose holder did not answer
+    silent: int = 0  # the newest term whose holder did not answer when it was last tried
+    silent_at: float = 0.0  # when that was
     empty_since: float | None = None  # since when this node has seen nobody on the seat
 
 
@@ -65,7 +69,10 @@ def next_move(situation: Situation, now: float, *, reclaim_s: float) -> Move:
         return Claim(over=situation.term, reason=reason)
     if situation.silent == situation.term:
         reason = f"{situation.holder} does not answer"
-        return Await(reason=f"{reason}; its lease decides") if situation.passes_on else GiveUp(reason=reason)
+        if not situation.passes_on:
+            return GiveUp(reason=reason)
+        if now < situation.silent_at + RETRY_S:
+            return Await(reason=f"{reason}; its lease decides", until=situation.silent_at + RETRY_S)
     return Connect(reason="it coordinates itself" if situation.mine else f"{situation.holder} coordinates")
 
 

@@ -87,8 +87,14 @@ class View:
             for n in self.nodes.values()
             if not n.draining and not n.given_up and (n.node in members or n.node not in self.held_back)
         ]
-        staying.sort(key=lambda n: (n.node not in members, -max((w.member_of for w in n.workers), default=0)))
+        staying.sort(key=lambda n: (not self._is_member(n), -max((w.member_of for w in n.workers), default=0)))
         return staying[: self.most_nodes]
+
+    def _is_member(self, node: NodeRecord) -> bool:
+        """In a live world a node is a member by its workers: those started since have no state."""
+        if self.generation.kind is Kind.START:
+            return node.node in self.generation.on_node
+        return any(node.worker_id(worker) in self.generation for worker in node.workers)
 
     def present(self) -> list[tuple[NodeRecord, WorkerRecord]]:
         """The members of the settled world that are still there, with their records."""

@@ -154,7 +154,7 @@ class Coordination:
             if kind == control.HELLO:
                 self._controls.add(writer)
                 await control.serve(reader, writer, self._governor)
-            if kind != "hello":
+            if kind != "hello" or reader.at_eof():  # who has not waited for so long is not here by what it said then
                 return
             record = frames.record_from_json(hello["record"])
             writer.write(frames.line("welcome"))

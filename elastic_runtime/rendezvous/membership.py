@@ -65,6 +65,7 @@ class Membership:
         self._holder: Holder | None = None
         self._term = 0  # of the last coordinator this node knew, and what became of the connection to it
         self._refused = self._silent = 0
+        self._silent_at = 0.0
         self._empty_since: float | None = None
         self._store_is_out = False
         self._end: tuple[int, str] | None = None  # what this node asks of the job, told to each coordinator
@@ -165,6 +166,7 @@ class Membership:
             linked=self._link is not None,
             refused=self._refused,
             silent=self._silent,
+            silent_at=self._silent_at,
             empty_since=self._empty_since,
         )
 
@@ -236,10 +238,10 @@ class Membership:
             self._refused = term
             self._note("unlinked", str(error))
         except StoreError as error:
-            self._silent = term
+            self._silent, self._silent_at = term, time.monotonic()
             self._note("unlinked", str(error))
         else:
-            self._link = link
+            self._link, self._silent = link, 0
             if (present := self._record()) != record:  # it has changed since the hello was written
                 link.publish(present)
             if self._end is not None:
