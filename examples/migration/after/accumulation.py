@@ -9,7 +9,7 @@ from elastic_runtime import Session
 GLOBAL_BATCH, MICRO_BATCH, STEPS = 32, 4, 10
 
 
-def main() -> None:
+def train() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(320, 8, generator=torch.Generator().manual_seed(1))
     dataset = TensorDataset(inputs, inputs.sin().sum(1, keepdim=True))
@@ -33,4 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    train()

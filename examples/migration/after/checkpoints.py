@@ -26,7 +26,7 @@ class Begun:
         self.step = state["step"]
 
 
-def main(folder: Path, steps: int) -> None:
+def train(folder: Path, steps: int) -> None:
     torch.manual_seed(0)
     inputs = torch.randn(320, 8, generator=torch.Generator().manual_seed(1))
     dataset = TensorDataset(inputs, inputs.sin().sum(1, keepdim=True))
@@ -60,4 +60,4 @@ def main(folder: Path, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    train(Path(sys.argv[1]), int(sys.argv[2]))

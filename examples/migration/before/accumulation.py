@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 GLOBAL_BATCH, MICRO_BATCH, STEPS = 32, 4, 10
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def train() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(320, 8, generator=torch.Generator().manual_seed(1))
     dataset = TensorDataset(inputs, inputs.sin().sum(1, keepdim=True))
@@ -37,8 +36,9 @@ def main() -> None:
             if dist.get_rank() == 0:
                 print(f"step {number // pieces - 1} loss {total.item():.9f}", flush=True)
             total.zero_()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    dist.init_process_group("gloo")
+    train()
+    dist.destroy_process_group()

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDatas
 GLOBAL_BATCH, SAVE_EVERY = 32, 4
 
 
-def main(folder: Path, steps: int) -> None:
-    dist.init_process_group("gloo")
+def train(folder: Path, steps: int) -> None:
     torch.manual_seed(0)
     inputs = torch.randn(320, 8, generator=torch.Generator().manual_seed(1))
     dataset = TensorDataset(inputs, inputs.sin().sum(1, keepdim=True))
@@ -43,8 +42,9 @@ def main(folder: Path, steps: int) -> None:
         if done % SAVE_EVERY == 0:
             weights, moments = get_state_dict(model, optimizer)
             dcp.save({"model": weights, "optimizer": moments, "step": done}, checkpoint_id=folder)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    dist.init_process_group("gloo")
+    train(Path(sys.argv[1]), int(sys.argv[2]))
+    dist.destroy_process_group()

@@ -9,8 +9,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 GLOBAL_BATCH, EPOCHS = 32, 2
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
+def train() -> None:
     torch.manual_seed(0)
     inputs = torch.randn(160, 8, generator=torch.Generator().manual_seed(1))
     dataset = TensorDataset(inputs, inputs.sin().sum(1, keepdim=True))
@@ -31,8 +30,9 @@ def main() -> None:
             if dist.get_rank() == 0:
                 print(f"step {step} loss {mean.item():.9f}", flush=True)
             step += 1
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    dist.init_process_group("gloo")
+    train()
+    dist.destroy_process_group()
