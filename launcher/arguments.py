@@ -26,9 +26,10 @@ EPILOG = """examples:
              --rdzv-endpoint=HOST:29400 --rdzv-id=job1 train.py  on each of up to four machines
 
 SIGTERM to an agent drains its node: workers finish their step and leave, the others go on. The first agent serves the
-store: drained, it goes on serving until the others end; a second signal ends the job. What happened to a job is in
-<log-dir>/<rdzv-id>_*/journal.jsonl. Exit code: 0 done or drained, 1 failed, 2 wrong command line or Session argument,
-128+n ended by signal n."""
+store: drained, it goes on serving until the others end; a second signal ends the job. A node whose workers are done
+waits for the others. What happened to a job is in <log-dir>/<rdzv-id>_*/journal.jsonl; errors, and what --redirects
+and --tee keep, are in attempt_*/<local rank> beside it. Exit code: 0 done or drained, 1 failed, 2 wrong command line
+or Session argument, 128+n ended by signal n."""
 
 
 def parser() -> argparse.ArgumentParser:
