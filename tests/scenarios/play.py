@@ -17,16 +17,18 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
-from elastic_runtime.core.coordinator_events import Announce, Note
+from elastic_runtime.core.coordinator_events import Announce, Note, Resized
 from elastic_runtime.core.view import Generation, Policy
 from elastic_runtime.core.world import WorkerId
-from tests.simulation.checkers import Violation
+from tests.simulation.agent import Agent
 from tests.simulation.cluster import Cluster, Setup
 from tests.simulation.process import Process
 from tests.simulation.script import Job
+from tests.simulation.violation import Violation
 
 UNTIL_S = 90.0
 SETTINGS = {"nodes": 3, "slots": 1, "min": 1, "max": 8, "steps": 20, "micro-batches": 8, "restarts": 10, "plain": 0}
+SETTINGS |= {"elected": 0}  # 1: the store lies apart from all nodes, and the coordinator's seat passes on
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ def play(scenario: Scenario) -> list[str]:
     cluster = Cluster(_setup(scenario.settings), seed=1)
     for time, words in scenario.actions:
         cluster.clock.at(time, _act, cluster, words)
+    cluster.may_end_at = max((time for time, _ in scenario.actions), default=0.0) + 1.0
     wrong = []
     try:
         cluster.run(UNTIL_S)
@@ -86,6 +89,7 @@ def _setup(settings: dict[str, int]) -> Setup:
         slots=settings["slots"],
         max_restarts=settings["restarts"],
         late_breaks=0.0,
+        elected=bool(settings["elected"]),
     )
 
 
@@ -119,14 +123,27 @@ def _break(cluster: Cluster, name: str) -> None:
 
 
 def _stop_agent(cluster: Cluster, node: str, seconds: str) -> None:
-    agent = cluster.agents[node]
-    agent.pause()
-    cluster.clock.after(float(seconds), agent.resume)
+    cluster.stop_agent(cluster.agents[node], float(seconds))
 
 
 def _drain(cluster: Cluster, node: str) -> None:
     agent = cluster.agents[node]
     agent.deliver(agent.interrupt, SIGTERM)
+
+
+def _coordinator(cluster: Cluster) -> Agent:
+    agent = cluster.coordinator()
+    assert agent is not None
+    return agent
+
+
+def _cut(cluster: Cluster, agent: Agent, seconds: float) -> None:
+    """From the other nodes; it still reaches the store."""
+    cluster.network.cut(agent.host, cluster.clock.now + seconds)
+
+
+def _resize(cluster: Cluster, nodes: str) -> None:
+    _coordinator(cluster).deliver(cluster.coordination.step, Resized(int(nodes)))
 
 
 ACTIONS: dict[str, Callable[..., object]] = {
@@ -138,6 +155,13 @@ ACTIONS: dict[str, Callable[..., object]] = {
     "stop-agent": _stop_agent,
     "drain": _drain,
     "join": lambda cluster: cluster.add_node(0.0),
+    "kill-coordinator": lambda cluster: _coordinator(cluster).crash(),
+    "stop-coordinator": lambda cluster, seconds: cluster.stop_agent(_coordinator(cluster), float(seconds)),
+    "drain-coordinator": lambda cluster: _drain(cluster, _coordinator(cluster).name),
+    "store-out": lambda cluster, seconds: cluster.store.go_out(float(seconds), stopped=False),
+    "cut-coordinator": lambda cluster, seconds: _cut(cluster, _coordinator(cluster), float(seconds)),
+    "kill-all": lambda cluster: [agent.crash() for agent in list(cluster.agents.values())],
+    "resize": _resize,
 }
 
 
@@ -150,8 +174,14 @@ def _seen(cluster: Cluster) -> list[str]:
         match (who, *what):
             case ("FAULT", *words):
                 lines.append(f"> {' '.join(words)}")
-            case ("coordinator", _, effects):
+            case (_, _, [*effects]) if who.startswith("coordinator"):
                 lines += [line for effect in effects for line in _effect(effect, effects)]
+            case (_, "leads", *_):
+                lines.append(f"{who.removeprefix('coordinator ')} coordinates")
+            case (_, "joins anew", _):
+                lines.append(f"{who} was gone and joins anew")
+            case (_, "joins", again):
+                lines.append(f"{who} joins {again}")
             case (_, "exits", code, _):
                 lines.append(f"{who} exits {code}")
             case (_, "agent exits", code):
@@ -164,7 +194,7 @@ def _effect(effect: Any, among: list[Any]) -> list[str]:
     match effect:
         case Announce(generation, _) if Note("settled", generation.reason) in among:
             return [f"generation {_described(generation)}"]
-        case Note("evicted" | "closed" as event, reason):
+        case Note("evicted" | "closed" | "resumed" | "abandoned" as event, reason):
             return [f"{event}: {reason}"]
     return []
 

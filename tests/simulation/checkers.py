@@ -2,53 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from elastic_runtime.core import coordinator_events as co
-from elastic_runtime.core.coordinator import Coordinator
-from elastic_runtime.core.messages import World
-from elastic_runtime.core.node import Mode
-from elastic_runtime.core.recovery import Standing, Transfer
-from elastic_runtime.core.supervision_events import Start
+from elastic_runtime.core.coordinator import END_WAIT_S
+from elastic_runtime.core.handover import Handover
 from elastic_runtime.core.view import Generation, Kind
 from elastic_runtime.core.world import NodeRecord, WorkerId, WorkerPhase
+from tests.simulation.succession import Succession
+from tests.simulation.supervision import Supervision
+from tests.simulation.training import Training
+from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.agent import Agent
     from tests.simulation.cluster import Cluster
+    from tests.simulation.coordination import Coordination
     from tests.simulation.process import Process
-    from tests.simulation.script import ElasticScript
 
 
-class Violation(Exception):
-    def __init__(self, checker: str, text: str) -> None:
-        super().__init__(f"{checker}: {text}")
-        self.checker = checker
+NOT_REPORTED = "was gone from its node's record"
 
 
 class Checkers:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._chain = cluster.setup.job.chain()
+        self.succession = Succession(cluster, self)
+        self.supervision = Supervision(cluster)
+        self.training = Training(cluster)
         self._stored: dict[int, Generation] = {}
         self._group_stores: dict[tuple[str, int], int] = {}
         self._records: dict[str, NodeRecord] = {}
+        self._known: dict[str, NodeRecord] = {}  # those of the gone, too
         self._lost: dict[WorkerId, str] = {}
         self._heard_at: dict[str, float] = {}
-        self._failures: dict[str, dict[int, None]] = {}
         self.ended_with: tuple[int, str] | None = None
-        self.commits = 0
+
+    @property
+    def generations(self) -> int:
+        return max(self._stored, default=0)
+
+    def settled(self) -> list[Generation]:
+        return [self._stored[number] for number in sorted(self._stored)]
 
     # -- generations --------------------------------------------------------------------------------------------------
 
-    def stored(self, generation: Generation) -> None:
-        newest = max(self._stored, default=0)
-        if generation.number <= newest:
+    def stored(self, handover: Handover, text: str) -> None:
+        """By a settle, by a successor that writes the same again, or with the end of the job."""
+        generation, newest = handover.generation, max(self._stored, default=0)
+        if generation.number < newest:
             raise Violation("generations", f"{generation.number} is written although {newest} was before")
-        self._stored[generation.number] = generation
+        if handover.closed is not None:
+            self.ended_with = self.ended_with or handover.closed
+        elif generation.number:
+            if self._stored.get(generation.number, generation) != generation:
+                raise Violation("generations", f"{generation.number} stands for two worlds")
+            self._stored[generation.number] = generation
+        self.succession.written(handover, text)
 
-    def announced(self, generation: Generation) -> None:
+    def announced(self, coordination: Coordination, generation: Generation) -> None:
         if self._stored.get(generation.number) != generation:
             raise Violation("generations", f"{generation.number} is announced, but the store holds another or none")
         store = (generation.store_host, generation.store_port)
@@ -57,9 +70,13 @@ class Checkers:
             and self._group_stores.setdefault(store, generation.number) != generation.number
         ):
             raise Violation("fresh store", f"{store} served the group of another generation")
+        self.succession.announced(coordination, generation)
 
-    def decided(self, machine: Coordinator, new: Generation) -> None:
-        old = machine.generation
+    def decided(self, coordination: Coordination, new: Generation) -> None:
+        if coordination is not self._cluster.coordination:
+            return  # its write will lose
+        old = coordination.machine.generation
+        self.succession.decided(coordination, new)
         if new.kind is Kind.START:
             if old.kind is Kind.LIVE:
                 raise Violation("survivors", "an elastic job is started anew")
@@ -69,7 +86,7 @@ class Checkers:
         if not new.planned and new.world == old.world and not self._has_cause(old):
             raise Violation("no cause", f"generation {old.number} is replaced by an equal one, and nothing is wrong")
         leaving = {n for n, r in self._records.items() if r.draining or r.given_up}
-        self._state_is_handed_over(old, new, leaving)
+        self._state_is_handed_over(coordination, new, leaving)
         for worker in new.world:
             if worker in self._lost:
                 raise Violation("dead member", f"{worker} is in generation {new.number}, but it {self._lost[worker]}")
@@ -77,13 +94,15 @@ class Checkers:
             if worker.node in leaving and max(staying, default=0) >= max(1, self._trained_in(worker)):
                 raise Violation("drained member", f"{worker} is in generation {new.number}, but its node is leaving")
 
-    def _state_is_handed_over(self, old: Generation, new: Generation, leaving: set[str]) -> None:
+    def _state_is_handed_over(self, coordination: Coordination, new: Generation, leaving: set[str]) -> None:
         """Whoever is drained with the only copy of the state stays until somebody else has it.
 
         A drained worker that the settled world leaves out was told to go: it does not count.
         """
-        staying = [r for n, r in self._records.items() if n not in leaving]
-        if len(staying) < self._cluster.setup.policy.min_nodes or not any(r.workers for r in staying):
+        policy, old = self._cluster.setup.policy, coordination.machine.generation
+        staying = [r for n, r in self._records.items() if n not in leaving and not self.succession.is_held_back(n)]
+        enough = len(coordination.machine.view(self._cluster.clock.now).eligible_nodes()) >= policy.min_nodes
+        if not enough or len(staying) < policy.min_nodes or not any(r.workers for r in staying):
             return
         holders = [
             r.worker_id(w)
@@ -123,29 +142,51 @@ class Checkers:
             case co.NodeReported(record):
                 self._heard_at[record.node] = self._cluster.clock.now
                 before = self._records.get(record.node)
-                self._records[record.node] = record
+                self._records[record.node] = self._known[record.node] = record
                 here = {record.worker_id(w) for w in record.workers}
+                self._comes_again(record, here)
                 for worker in [before.worker_id(w) for w in before.workers] if before else []:
                     if worker not in here:
-                        self._lost.setdefault(worker, "was gone from its node's record")
+                        self._lost.setdefault(worker, NOT_REPORTED)
             case co.NodeHeard(node):
                 self._heard_at[node] = self._cluster.clock.now
             case co.NodeGone(node, reason):
-                self._node_gone(node, reason)
+                self.node_gone(node, reason)
 
-    def _node_gone(self, node: str, reason: str) -> None:
-        record = self._records.pop(node, None)
+    def _comes_again(self, record: NodeRecord, here: Collection[WorkerId]) -> None:
+        """A node that was declared gone may come back with workers that were in no world, and with no others."""
+        if not record.group and not any(worker.member_of for worker in record.workers):
+            self.succession.is_back(record.node)
+            self._lost = {w: why for w, why in self._lost.items() if w not in here}
+
+    def node_gone(self, node: str, reason: str, *, seen: bool = True) -> None:
+        """`seen`: this coordinator had it, and lost it."""
+        record, known = self._records.pop(node, None), self._known.get(node)
         self._heard_at.pop(node, None)
-        for worker in [record.worker_id(w) for w in record.workers] if record else []:
+        for worker in [known.worker_id(w) for w in known.workers] if known else []:
             self._lost.setdefault(worker, f"is on a node that {reason}")
+        self.succession.declare_gone(node, reason)
+        members = self._cluster.coordination.machine.generation.world
+        if seen and record and not record.draining and any(worker.node == node for worker in members):
+            self.succession.lost_member(self._cluster.agents[node].host)
 
-    def evicted(self, node: str) -> None:
-        silence = self._cluster.clock.now - self._heard_at[node]
-        if silence < self._cluster.setup.silent_after_s - 1e-6:
-            raise Violation("evictions", f"{node} was heard {silence:.2f} s ago and is evicted")
-        self._node_gone(node, "was evicted")
+    def starts_over(self, nodes: Sequence[str]) -> None:
+        """Another coordinator: it has heard nobody yet, and does not know what the one before saw last."""
+        self._heard_at = {}
+        self._lost = {w: why for w, why in self._lost.items() if w.node not in nodes or why == NOT_REPORTED}
 
-    def host_was_stopped(self, seconds: float) -> None:
+    def evicted(self, coordination: Coordination, effect: co.Evict) -> None:
+        if coordination is not self._cluster.coordination:
+            self.succession.turned_away(coordination, effect)
+            return
+        node, now = effect.node, self._cluster.clock.now
+        if "silent" not in effect.reason:
+            self.succession.turned_away(coordination, effect)
+        elif now - self._heard_at[node] < self._cluster.setup.silent_after_s - 1e-6:
+            raise Violation("evictions", f"{node} was heard {now - self._heard_at[node]:.2f} s ago and is evicted")
+        self.node_gone(node, "was evicted")
+
+    def coordinator_was_stopped(self, seconds: float) -> None:
         """The coordinator could hear nobody meanwhile; a short time of it counts for silence all the same."""
         if seconds > self._cluster.setup.silent_after_s / 2:
             self._heard_at = {node: at + seconds for node, at in self._heard_at.items()}
@@ -155,117 +196,40 @@ class Checkers:
     def met(self, guests: Mapping[Process, int], world_size: int) -> None:
         if len(guests) == world_size and sorted(guests.values()) != list(range(world_size)):
             raise Violation("ranks", f"{sorted(guests.values())} in a world of {world_size}")
-
-    def same_collective(self, process: Process, kind: Any, other: Process, theirs: Any) -> None:
-        if kind != theirs:
-            raise Violation("collectives", f"{process.name} enters {kind}, {other.name} waits in {theirs}")
-
-    def transferred(
-        self, process: Process, world: World, standings: Sequence[Standing], transfer: Transfer, states: Sequence[Any]
-    ) -> None:
-        held = [(s.committed_in, s.step, rank) for rank, s in enumerate(standings) if s.has_state]
-        newest = max((step for _, step, _ in held), default=0)
-        for rank in transfer.sources:
-            if held and standings[rank].step != newest:
-                raise Violation("newest state", f"rank {rank} at step {standings[rank].step} is a source, not {newest}")
-            if states[rank][:3] != states[transfer.sources[0]][:3]:
-                raise Violation("newest state", f"sources {transfer.sources} hold different states")
-
-    def began(self, process: Process, world: World) -> None:
-        for other in self._holders():
-            if other.session.step:
-                raise Violation(
-                    "lost commit", f"{process.name} begins anew; {other.name} has {other.session.step} steps"
-                )
-
-    def _holders(self) -> list[Process]:
-        """Living workers with a state, on nodes that belong to the job, that were not told to go."""
-        world = self._cluster.coordination.machine.generation.world
-        return [
-            p
-            for p in self._cluster.processes
-            if p.alive
-            and p.session.has_state
-            and p.agent.machine.mode is not Mode.STOPPING
-            and p.agent.link is not None
-            and not p.agent.link.cut_by_server
-            and (not p.agent.interrupted or _id(p) in world)
-        ]
-
-    def reduced(self, process: Process, world: World, session: ElasticScript, parts: Sequence[Any]) -> None:
-        read = [one for _, _, _, ranges in parts for one in ranges]
-        wanted = self._cluster.setup.job.slot_ranges(session.step)
-        if read != wanted:
-            raise Violation("samples", f"step {session.step} read {read}, not {wanted}")
-        if any((step, state) != (session.step, session.state) for _, step, state, _ in parts):
-            raise Violation("one state", f"ranks reduce together from different states at step {session.step}")
-
-    def committed(self, process: Process, world: World, session: ElasticScript) -> None:
-        self.commits += 1
-        if session.state != self._chain[session.step]:
-            raise Violation("undisturbed run", f"{process.name} has another state after step {session.step}")
-        holders = self._holders()
-        for other in holders if process in holders else ():
-            if other.session.step > session.step:
-                raise Violation("lost commit", f"step {session.step} again; {other.name} has {other.session.step}")
-
-    def evaluated(
-        self, process: Process, world: World, place: tuple[int, int], chunks: int, parts: Sequence[Any]
-    ) -> None:
-        added = [one for part in parts if part for one in part]
-        if added != [(*place, chunk) for chunk in range(chunks)]:
-            raise Violation("evaluation", f"{process.name} at {place} sums {added}")
-
-    def finished(self, process: Process, session: ElasticScript) -> None:
-        if session.step != self._cluster.setup.job.steps or session.state != self._chain[-1]:
-            raise Violation("undisturbed run", f"{process.name} finishes after step {session.step} with another state")
-
-    # -- supervision --------------------------------------------------------------------------------------------------
-
-    def started(self, agent: Agent, start: Start, process: Process) -> None:
-        for other in agent.processes.values():
-            if other.slot == start.slot:
-                raise Violation("one a slot", f"{process.name} is started beside {other.name}")
-        if start.spawn != 1 + max((p.spawn for p in self._cluster.processes if p.agent is agent), default=0):
-            raise Violation("one a slot", f"{process.name}: numbers of processes never come back")
-
-    def exited(self, agent: Agent, process: Process) -> None:
-        """Before its agent hears of it. A group of processes fails once, whichever of its members end."""
-        machine, code = agent.machine, process.exit_code
-        live = machine.announced is not None and machine.announced.kind is Kind.LIVE
-        finished = process.session.finished if process.session else code == 0
-        if machine.mode is Mode.WORKING and not finished and not (code == 0 and not live):
-            cause = process.spawn if live else -machine.group
-            self._failures.setdefault(agent.name, {})[cause] = None
-
-    def supervised(self, agent: Agent) -> None:
-        failures, budget = len(self._failures.get(agent.name, ())), self._cluster.setup.max_restarts
-        if (failures > budget) != bool(agent.machine.given_up):
-            raise Violation(
-                "budget", f"{agent.name}: {failures} failures, {budget} restarts, {agent.machine.given_up!r}"
-            )
-
-    def killed(self, agent: Agent, process: Process, signal: int) -> None:
-        live = self._cluster.coordination.machine.generation.kind is Kind.LIVE
-        evicted = agent.link is None or agent.link.cut_by_server
-        if live and not evicted and agent.machine.mode not in (Mode.DRAINING, Mode.STOPPING):
-            raise Violation("survivors", f"{process.name} is sent {signal!r} though its node stays")
+        for process, rank in guests.items():
+            settled = self._stored.get(process.generation)
+            if settled and settled.kind is Kind.LIVE and settled.world[rank : rank + 1] != (_id(process),):
+                raise Violation("generations", f"{process.name} is rank {rank} of {settled}")
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def ended(self, machine: Coordinator, exit_code: int, reason: str) -> None:
+    def ended(self, coordination: Coordination, exit_code: int, reason: str) -> None:
+        if coordination is not self._cluster.coordination:
+            since = coordination.machine.ending_since
+            if since is None or self._cluster.clock.now < since + END_WAIT_S:
+                raise Violation("overruled", f"{coordination.host.name} ends the job after its successor leads")
+            return  # it waited for the store, and for long: it and those with it are through, whatever others do
         self.ended_with = (exit_code, reason)
-        cluster = self._cluster
+
+    def decided_to_end(self, coordination: Coordination) -> None:
+        cluster, machine = self._cluster, coordination.machine
+        if coordination is not cluster.coordination:
+            return  # its write will lose
+        assert machine.ending is not None
+        exit_code, reason = machine.ending
+        policy = cluster.setup.policy
         if exit_code == 0:
-            for p in self._holders() if cluster.setup.job.elastic else cluster.living():
+            for p in self.training.holders() if cluster.setup.job.elastic else cluster.living():
                 done = p.session.finished or not self._trained_in(_id(p)) if p.session else p.phase == "after"
                 if not done and _id(p) in machine.generation.world:
                     raise Violation("early end", f"the job ends, but {p.name} has not finished")
             return
         here = sum(agent.name in machine.nodes for agent in cluster.staying())
         raised = [(p.agent, *p.raised) for p in cluster.processes if p.raised]
-        excused = cluster.host.interrupted or len(set(raised)) < len(raised)  # the same failure at the same step again
-        if here >= cluster.setup.policy.min_nodes and not excused:
+        again = len(set(raised)) < len(raised)  # the same failure at the same step
+        kept_apart = cluster.setup.elected and cluster.is_disturbed(cluster.clock.now - policy.join_timeout_s - 1.0)
+        excused = again or kept_apart or (cluster.host is not None and cluster.host.interrupted)
+        if here >= policy.min_nodes and not excused:
             raise Violation("early end", f"the job ends with {exit_code} ({reason}) although enough nodes are here")
 
     def at_end(self) -> None:
@@ -276,18 +240,26 @@ class Checkers:
                 raise Violation("liveness", f"{agent.name} is still {agent.machine.mode.value}: {workers}")
         for process in cluster.living():
             raise Violation("liveness", f"{process.name} outlives its agent")
-        if self.ended_with is None and not cluster.host.interrupted and not cluster.host.machine.given_up:
-            raise Violation("liveness", "the host left a job that nobody ended")
+        if self.ended_with is None:
+            self._nobody_left_it()
         for agent in cluster.agents.values():
             self._exit_code_is_right(agent)
 
+    def _nobody_left_it(self) -> None:
+        """A job that nobody ended: its nodes were ended from outside."""
+        host, agents = self._cluster.host, self._cluster.agents.values()
+        for agent in agents if host is None else [host]:
+            ended = agent.interrupted or agent.machine.given_up or agent.rejoins or agent.failed_to_join
+            if not ended and (host is not None or agent.exit_code is not None):
+                raise Violation("liveness", f"{agent.name} left a job that nobody ended")
+
     def _exit_code_is_right(self, agent: Agent) -> None:
-        if agent.exit_code in (None, 0) or agent.link is None:
+        if agent.exit_code in (None, 0) or not agent.membership.joined:
             return
         late = [
             p for p in self._cluster.processes if p.agent is agent and p.exit_code and p.session and p.session.finished
         ]
-        evicted = agent.link.cut_by_server and agent.closed_with is None
+        evicted = not agent.is_of_the_job() and agent.closed_with is None
         excuses = [agent.interrupted, agent.machine.given_up, evicted, late]
         if not any(excuses) and not (self.ended_with is None or self.ended_with[0]):
             raise Violation("exit codes", f"{agent.name} exits with {agent.exit_code} from a job that went well")

@@ -2,94 +2,148 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elastic_runtime.core import coordinator_events as co
 from elastic_runtime.core.coordinator import Coordinator
+from elastic_runtime.core.handover import Handover
 from elastic_runtime.core.supervision_events import Announced, OthersLeft
 from elastic_runtime.core.view import Generation
 from elastic_runtime.core.world import NodeRecord, assignments
-from tests.simulation.network import Pipe
+from elastic_runtime.rendezvous.coordination import WRITE_RETRY_S
+from elastic_runtime.rendezvous.kept import FENCE_TRIES
+from tests.simulation.link import Link
+from tests.simulation.store import Entry, StoreOut
 
 if TYPE_CHECKING:
     from tests.simulation.agent import Agent
     from tests.simulation.cluster import Cluster
 
-WRITE_RETRY_S = 0.5
 
+class KeptHandover:
+    """As `rendezvous/kept.py` has it. Replies are results or StoreOut."""
 
-class Link:
-    """A connection between a node and the coordinator."""
+    def __init__(self, cluster: Cluster, host: Agent) -> None:
+        self._store, self._host = cluster.store, host
+        self._version = 0
+        self.fenced = 0  # the version with which this coordinator began
+        self._queue: list[tuple[Handover, Callable[[Any], object]]] = []
 
-    def __init__(self, cluster: Cluster, agent: Agent) -> None:
-        self.agent = agent
-        self.server = cluster.coordination
-        self.cut_by_server = False
-        self.open_at_node = True
-        ends = (agent.name, cluster.host.name)
-        self._up = Pipe(cluster.clock, cluster.network, ends, cluster.host)
-        self._down = Pipe(cluster.clock, cluster.network, ends, agent)
+    def fence(self) -> Generator[tuple[Any, ...], Any, Handover]:
+        for _ in range(FENCE_TRIES):
+            entry: Entry = yield ("ask", self._store.get)
+            left = entry.handover()
+            won, after = yield ("ask", partial(self._swap, left, entry.version))
+            if won:
+                self._version = self.fenced = after.version
+                return left
+        raise StoreOut
 
-    def open(self, record: NodeRecord) -> None:
-        self._up.send(self.server.hello, self, record)
+    def _swap(self, handover: Handover, version: int, agent: Agent, reply: Callable[[Any], object]) -> None:
+        self._store.swap(agent, handover, version, reply)
 
-    def up(self, kind: str, content: Any) -> None:
-        if self.open_at_node:
-            self._up.send(self.server.heard, self, kind, content)
+    def replace(self, handover: Handover, done: Callable[[Any], object]) -> None:
+        """`done(won)`, or with StoreOut. One write at a time."""
+        self._queue.append((handover, done))
+        if len(self._queue) == 1:
+            self._swap_next()
 
-    def down(self, kind: str, content: Any) -> None:
-        self._down.send(self._arrives, kind, content)
+    def _swap_next(self) -> None:
+        handover, done = self._queue[0]
 
-    def _arrives(self, kind: str, content: Any) -> None:
-        if kind == "lost":
-            self.open_at_node = False
-        self.agent.on_frame(kind, content)
+        def answered(result: Any, *, again: bool = False) -> None:
+            won = result
+            if not isinstance(result, StoreOut):
+                won, entry = result
+                if not won and not again and entry.writer == self._host.name:  # an own write whose answer was lost
+                    on_top = partial(answered, again=True)
+                    self._store.swap(self._host, handover, entry.version, on_top)
+                    return
+                if won:
+                    self._version = entry.version
+            self._queue.pop(0)
+            if self._queue:
+                self._swap_next()
+            done(won)
 
-    def close(self) -> None:
-        """By the node, with a goodbye."""
-        self.up("bye", None)
-        self.break_off()
-
-    def break_off(self) -> None:
-        self.up("eof", None)
-        self.open_at_node = False
-
-    def cut(self) -> None:
-        """By the coordinator."""
-        self.cut_by_server = True
-        self.down("lost", None)
+        self._store.swap(self._host, handover, self._version, answered)
 
 
 class Coordination:
-    def __init__(self, cluster: Cluster, host: Agent) -> None:
-        self._cluster, self._host = cluster, host
+    """`on_overruled`: another coordinator has written to the store."""
+
+    def __init__(self, cluster: Cluster, host: Agent, on_overruled: Callable[[], object]) -> None:
+        self._cluster, self.host = cluster, host
+        self._on_overruled = on_overruled
         self.machine = Coordinator(policy=cluster.setup.policy, silent_after_s=cluster.setup.silent_after_s)
+        self.kept = KeptHandover(cluster, host)
         self.links: dict[str, Link] = {}
+        self.leads = False
+        self.closed = False
+        self.ended = False
+        self.knocking: dict[Link, None] = {}  # those that connected
+        self._knocking: list[tuple[Link, NodeRecord]] = []
         self._said_goodbye: dict[str, None] = {}
-        self._version = 0
+        self._events: list[co.Event] = []
+        self._left = Handover()
         self._wakes = 0
-        self._closed = False
+
+    def lead(self, left: Handover, lost: Mapping[str, str], waits_s: Mapping[str, float]) -> None:
+        """The store is fenced: go on from what was left."""
+        self._cluster.note(self._who, "leads", tuple(left.nodes), tuple(lost.items()))
+        self._left, self.leads = left, True
+        self.machine.resume(left, lost, waits_s, self._cluster.clock.now)
+        if self._cluster.begins_to_lead(self):
+            self._cluster.checkers.succession.leads(self, left, lost)
+        else:
+            self._cluster.checkers.succession.leads_too_late(self, left)
+        for link, record in self._knocking:
+            self.hello(link, record)
+        self._knocking = []
+        self.step(co.Tick())
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
+        for link in self.links.values():
+            link.cut()
         for agent in self._cluster.agents.values():  # whoever is just connecting is refused
-            if agent.link is not None and not agent.link.cut_by_server:
+            if agent.link is not None and agent.link.server is self and not agent.link.cut_by_server:
                 agent.link.cut()
-        self.links = {}
+        self.links, self._knocking = {}, []
+
+    def process_ends(self) -> None:
+        """Whoever was not answered yet is refused by the machine."""
+        for link in self.knocking:
+            if link.opened is not None:
+                link.cut()
 
     @property
     def others(self) -> int:
-        return len(self.links.keys() - {self._host.name})
+        return len(self.links.keys() - {self.host.name})
+
+    @property
+    def _who(self) -> str:
+        return f"coordinator {self.host.name}" if self._cluster.setup.elected else "coordinator"
 
     # -- links --------------------------------------------------------------------------------------------------------
 
     def hello(self, link: Link, record: NodeRecord) -> None:
-        self.links[record.node] = link
-        self.step(co.NodeReported(record))
+        if self.closed:
+            link.cut()
+        elif not self.leads:
+            self._knocking.append((link, record))
+        else:
+            link.down("welcome", None)
+            self.links[record.node] = link
+            self.step(co.NodeReported(record))
 
     def heard(self, link: Link, kind: str, content: Any) -> None:
         node = link.agent.name
-        if link.cut_by_server:
+        if kind == "eof":
+            self._knocking = [each for each in self._knocking if each[0] is not link]
+        if link.cut_by_server or self.links.get(node) is not link:
             return
         match kind:
             case "record":
@@ -107,16 +161,34 @@ class Coordination:
 
     def _tell_if_alone(self) -> None:
         if not self.others:
-            self._host.step(OthersLeft())
+            self.host.step(OthersLeft())
 
     # -- the machine --------------------------------------------------------------------------------------------------
 
     def step(self, event: co.Event) -> None:
+        """Take note; decide at the end of this turn of the loop."""
+        if not self._events:
+            self._cluster.clock.after(0.0, self.host.deliver, self._advance)
+        self._events.append(event)
+
+    def _advance(self) -> None:
+        events, self._events = self._events, []
         cluster = self._cluster
-        cluster.checkers.reported(event)
-        effects = self.machine.step(event, cluster.clock.now)
-        if not isinstance(event, co.NodeHeard | co.Tick) or len(effects) > 1:
-            cluster.note("coordinator", event, effects)
+        if self.closed:
+            return
+        if self.host.name in self.links:
+            events.append(co.NodeHeard(self.host.name))
+        if cluster.coordination is self:
+            for event in events:
+                cluster.checkers.reported(event)
+        gathers = self.machine.gathering.handover is not None
+        effects = self.machine.advance(events, cluster.clock.now)
+        if gathers and cluster.coordination is self:
+            evicted = [effect.node for effect in effects if isinstance(effect, co.Evict)]
+            cluster.checkers.succession.gathered(self, [n for n in self._left.nodes if n not in evicted])
+        told = tuple(event for event in events if not isinstance(event, co.NodeHeard | co.Tick))
+        if told or len(effects) > 1:
+            cluster.note(self._who, told, effects)
         for effect in effects:
             self._carry_out(effect)
 
@@ -125,52 +197,55 @@ class Coordination:
         match effect:
             case co.WakeAt(time):
                 self._wakes += 1
-                cluster.clock.at(time, self._host.deliver, self._tick, self._wakes)
-            case co.Write(generation):
-                cluster.checkers.decided(self.machine, generation)
-                self._write(generation)
+                cluster.clock.at(time, self.host.deliver, self._tick, self._wakes)
+            case co.Write(generation, handover):
+                if generation.number:
+                    cluster.checkers.decided(self, generation)
+                else:
+                    cluster.checkers.decided_to_end(self)
+                self._write(generation.number, handover)
             case co.Announce(generation, nodes):
-                cluster.checkers.announced(generation)
+                cluster.checkers.announced(self, generation)
                 for node, announced in announcements(generation, nodes).items():
                     self._send(node, "announced", announced)
-            case co.Evict(node, reason):
-                cluster.checkers.evicted(node)
-                self._send(node, "evicted", reason)
+            case co.Evict(node, _, _, rejoin):
+                cluster.checkers.evicted(self, effect)
+                self._send(node, "evicted", (effect.exit_code, effect.reason, rejoin))
                 link = self.links.pop(node, None)
                 if link is not None:
                     link.cut()
                     self._tell_if_alone()
-            case co.End(exit_code, reason):
-                cluster.checkers.ended(self.machine, exit_code, reason)
-                for node in self.links:
+            case co.End(exit_code, reason, nodes):
+                if not self.ended:
+                    cluster.checkers.ended(self, exit_code, reason)
+                self.ended = True
+                for node in nodes:
                     self._send(node, "closed", (exit_code, reason))
+            case co.Note("abandoned", _):
+                cluster.checkers.succession.abandoned(self)
 
     def _send(self, node: str, kind: str, content: Any) -> None:
         if node in self.links:
             self.links[node].down(kind, content)
 
     def _tick(self, number: int) -> None:
-        if number == self._wakes and not self._closed:
+        if number == self._wakes and not self.closed:
             self.step(co.Tick())
 
-    def _write(self, generation: Generation) -> None:
-        """Compare-and-set. What stands there after a lost reply may be an earlier attempt's: the swap is on top."""
+    def _write(self, number: int, handover: Handover) -> None:
+        cluster = self._cluster
 
-        def reply(won: bool | None, version: int, standing: Any) -> None:
-            self._host.deliver(answered, won, version, standing)
+        def answered(won: bool | StoreOut) -> None:
+            if isinstance(won, StoreOut):
+                self.step(co.WriteFailed(number, cluster.clock.now + WRITE_RETRY_S))
+            elif won:
+                self.step(co.WriteWon(number))
+            elif not self.closed:
+                cluster.note(self._who, "is overruled")
+                self._on_overruled()
 
-        def answered(won: bool | None, version: int, standing: Any) -> None:
-            if self._closed:
-                return
-            if won is None:
-                self.step(co.WriteFailed(generation.number, self._cluster.clock.now + WRITE_RETRY_S))
-            elif not won and standing != generation:
-                self._cluster.store.swap(generation, version, reply)
-            else:
-                self._version = version
-                self.step(co.WriteWon(generation.number))
-
-        self._cluster.store.swap(generation, self._version, reply)
+        cluster.writes(self)
+        self.kept.replace(handover, answered)
 
 
 def announcements(generation: Generation, nodes: tuple[str, ...]) -> dict[str, Announced]:

@@ -31,11 +31,12 @@ PHASES = (
 IN_RECOVERY = ("waiting", "meeting", "gathering", "pulling", "sending", "lining up")
 
 
-def draw_setup(rng: Random) -> Setup:
+def draw_setup(rng: Random, *, elected: bool) -> Setup:
     """3 to 7 nodes; one job in seven is a script without a Session."""
     nodes = rng.randint(3, 7)
     micro_batches, micro_batch_size = rng.randint(2, 12), rng.randint(1, 4)
     steps = rng.randint(8, 30)
+    slow = elected and rng.random() < 0.1  # so that the job goes on for long after the faults are over
     batch = micro_batches * micro_batch_size
     elastic = rng.random() > 0.15
     job = Job(
@@ -47,7 +48,7 @@ def draw_setup(rng: Random) -> Setup:
         eval_every=rng.choice((0, 0, 3, 5)),
         eval_chunks=rng.randint(1, 9),
         build_s=rng.choice((0.1, 0.4, 1.0)),
-        micro_batch_s=rng.choice((0.01, 0.03)),
+        micro_batch_s=0.25 if slow else rng.choice((0.01, 0.03)),
         commit_s=0.01,
     )
     policy = Policy(
@@ -65,7 +66,12 @@ def draw_setup(rng: Random) -> Setup:
         deaf_to_term=rng.choice((0.0, 0.0, 0.2)),
         network_s=rng.choice((0.0005, 0.003, 0.02)),
         store_s=rng.choice((0.002, 0.05)),
+        elected=elected,
+        shuffled_names=elected,
     )
+
+
+Kinds = dict[str, tuple[float, Callable[["Plan"], bool]]]  # how often, and what
 
 
 @dataclass(slots=True)
@@ -74,21 +80,25 @@ class Plan:
 
     cluster: Cluster
     rng: Random
+    kinds: Kinds
     end_s: float = 0.0
     done: dict[str, int] = field(default_factory=dict)  # kind -> how often it happened
 
     def schedule(self) -> None:
         rng = self.rng
-        kinds = list(KINDS)
-        weights = [weight for weight, _ in KINDS.values()]
+        names = list(self.kinds)
+        weights = [weight for weight, _ in self.kinds.values()]
         begin = rng.choice((0.1, 0.8, 1.5))
         self.end_s = begin + rng.choice((1.0, 2.5, 5.0))
-        for kind in rng.choices(kinds, weights, k=rng.randint(2, 8)):
-            self.cluster.clock.at(begin + rng.random() * (self.end_s - begin), self._strike, kind)
+        for kind in rng.choices(names, weights, k=rng.randint(2, 8)):
+            self.cluster.clock.at(begin + rng.random() * (self.end_s - begin), self.strike, kind)
         self.cluster.clock.at(self.end_s, self._stop)
+        self.cluster.may_end_at = self.end_s + 1.0 if self.cluster.setup.elected else 0.0
 
-    def _strike(self, kind: str) -> None:
-        if self.cluster.host.alive and KINDS[kind][1](self):
+    def strike(self, kind: str) -> None:
+        cluster = self.cluster
+        over = cluster.host is not None and not cluster.host.alive
+        if not over and cluster.checkers.ended_with is None and self.kinds[kind][1](self):
             self.cluster.note("FAULT", kind)
             self.done[kind] = self.done.get(kind, 0) + 1
 
@@ -101,30 +111,34 @@ class Plan:
 
     # -- victims ------------------------------------------------------------------------------------------------------
 
-    def _process(self) -> Process | None:
+    def process(self) -> Process | None:
         living = self.cluster.living()
         return self.rng.choice(living) if living else None
 
-    def _agent(self, *, may_be_host: bool) -> Agent | None:
-        agents = [a for a in self.cluster.agents.values() if a.alive and a.link and (may_be_host or not a.coordination)]
+    def agent(self, *, may_be_host: bool = True) -> Agent | None:
+        agents = [
+            a
+            for a in self.cluster.agents.values()
+            if a.alive and a.membership.joined and a.exit_code is None and (may_be_host or not a.anchor)
+        ]
         return self.rng.choice(agents) if agents else None
 
     # -- kinds --------------------------------------------------------------------------------------------------------
 
     def kill_worker(self) -> bool:
-        process = self._process()
+        process = self.process()
         if process is not None:
             process.die(-9)
         return process is not None
 
     def crash_worker(self) -> bool:
-        process = self._process()
+        process = self.process()
         if process is not None:
             process.crash(f"error {self.cluster.clock.now}")
         return process is not None
 
     def stop_worker(self) -> bool:
-        process = self._process()
+        process = self.process()
         if process is None:
             return False
         process.pause()
@@ -144,33 +158,26 @@ class Plan:
         return self.kill_worker()
 
     def kill_agent(self) -> bool:
-        agent = self._agent(may_be_host=False)
+        agent = self.agent(may_be_host=False)
         if agent is not None:
             agent.crash()
         return agent is not None
 
     def lose_node(self) -> bool:
-        agent = self._agent(may_be_host=False)
+        agent = self.agent(may_be_host=False)
         if agent is not None:
             agent.vanish()
         return agent is not None
 
     def stop_agent(self) -> bool:
-        agent = self._agent(may_be_host=True)
+        agent = self.agent(may_be_host=True)
         if agent is None or agent.paused:
             return False
-        seconds = self.rng.choice((0.5, 1.2, 2.0, 4.5))
-        agent.pause()
-        self.cluster.clock.after(seconds, self._continue_agent, agent, seconds)
+        self.cluster.stop_agent(agent, self.rng.choice((0.5, 1.2, 2.0, 4.5)))
         return True
 
-    def _continue_agent(self, agent: Agent, seconds: float) -> None:
-        if agent.coordination is not None:
-            self.cluster.checkers.host_was_stopped(seconds)
-        agent.resume()
-
     def drain(self) -> bool:
-        agent = self._agent(may_be_host=True)
+        agent = self.agent(may_be_host=True)
         if agent is None:
             return False
         agent.deliver(agent.interrupt, SIGTERM)
@@ -180,7 +187,7 @@ class Plan:
 
     def preempt(self) -> bool:
         """A node is told to leave, and gone before it can."""
-        agent = self._agent(may_be_host=False)
+        agent = self.agent(may_be_host=False)
         if agent is not None:
             agent.deliver(agent.interrupt, SIGTERM)
             self.cluster.clock.after(0.04 * self.rng.random(), agent.vanish)
@@ -188,7 +195,7 @@ class Plan:
 
     def leave_one_holder(self) -> bool:
         """The state lives on in one node only, and that one is asked to leave."""
-        agent = self._agent(may_be_host=True)
+        agent = self.agent(may_be_host=True)
         if agent is not None:
             for process in self.cluster.living():
                 if process.agent is not agent:
@@ -201,17 +208,17 @@ class Plan:
         return True
 
     def cut_off(self) -> bool:
-        agent = self._agent(may_be_host=False)
+        agent = self.agent(may_be_host=False)
         if agent is not None:
-            self.cluster.network.cut(agent.name, self.cluster.clock.now + self.rng.choice((0.5, 2.0, 5.0)))
+            self.cluster.network.cut(agent.host, self.cluster.clock.now + self.rng.choice((0.5, 2.0, 5.0)))
         return agent is not None
 
     def store_out(self) -> bool:
-        self.cluster.store.out_until = self.cluster.clock.now + self.rng.choice((0.5, 2.0))
+        self.cluster.store.go_out(self.rng.choice((0.5, 2.0)), stopped=True)
         return True
 
     def lose_replies(self) -> bool:
-        self.cluster.store.lose_replies += self.rng.randint(1, 2)
+        self.cluster.store.lose(self.rng.randint(1, 2))
         return True
 
     def break_group(self) -> bool:
@@ -222,7 +229,7 @@ class Plan:
         return bool(grouped)
 
 
-KINDS: dict[str, tuple[float, Callable[[Plan], bool]]] = {
+KINDS: Kinds = {
     "kill_worker": (3, Plan.kill_worker),
     "crash_worker": (1, Plan.crash_worker),
     "stop_worker": (1, Plan.stop_worker),

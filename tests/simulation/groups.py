@@ -39,7 +39,7 @@ class Room:
     def _connect(self, world_size: int) -> None:
         """Everybody has arrived: all connect to all, within a limit."""
         cluster = self._cluster
-        names = [p.agent.name for p in self.guests]
+        names = [p.agent.host for p in self.guests]
         ready = max(cluster.clock.now + 0.005 + 0.02 * cluster.rng.random(), cluster.network.clear_at(names))
         limit = cluster.clock.now + CREATION_LIMIT_S
         cluster.clock.at(min(ready, limit), self._formed, world_size, ready <= limit, limit)
@@ -65,7 +65,7 @@ class Group:
     def __init__(self, cluster: Cluster, members: list[Process]) -> None:
         self._cluster = cluster
         self.members = members
-        self._nodes = {p.agent.name: None for p in members}
+        self._hosts = {p.agent.host: None for p in members}
         self._entered: dict[Process, tuple[Any, Any]] = {}
         self._due: dict[Process, int] = {}
         self._departed: dict[Process, bool] = {}
@@ -76,7 +76,7 @@ class Group:
             process.break_off_later("a peer is gone")
             return
         for other, (theirs, _) in self._entered.items():
-            self._cluster.checkers.same_collective(process, kind, other, theirs)
+            self._cluster.checkers.training.same_collective(process, kind, other, theirs)
             break
         self._entered[process] = (kind, value)
         if len(self._entered) == len(self.members):
@@ -86,7 +86,7 @@ class Group:
         cluster = self._cluster
         results = [self._entered[p][1] for p in self.members]
         self._entered = {}
-        base = max(cluster.clock.now, cluster.network.clear_at(self._nodes)) + 0.001
+        base = max(cluster.clock.now, cluster.network.clear_at(self._hosts)) + 0.001
         for process in self.members:
             self._due[process] = process.wait_id
             at = base + RESULT_SPREAD_S * cluster.rng.random()
@@ -106,7 +106,7 @@ class Group:
                 if cluster.rng.random() < (cluster.setup.late_breaks if had_result else 0.5):
                     cluster.clock.after(0.0, other.deliver, other.wake, other.wait_id, None, Broken("a peer is gone"))
             elif other in self._entered:
-                other.break_off_later("a peer is gone", from_node=process.agent.name)
+                other.break_off_later("a peer is gone", from_host=process.agent.host)
 
     def break_for(self, process: Process) -> None:
         """Nobody died, but this worker's connections failed: in this collective or the next."""

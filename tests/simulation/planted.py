@@ -1,4 +1,7 @@
-"""Bugs to plant into the core, one at a time, each with the checkers that may name it."""
+"""Bugs to plant into the core, one at a time, each with the checkers that may name it.
+
+Those of this file show where one node coordinates for ever; `planted_succession` has those of a coordinator that moves.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +126,7 @@ def a_pause_of_a_second_is_taken_for_death(patch: MonkeyPatch) -> None:
     original = Coordinator._evict_silent
 
     def evict(self: Coordinator, now: float) -> Any:
-        self.silent_after_s = 1.0
+        self.liveness.silent_after_s = 1.0
         return original(self, now)
 
     patch.setattr(Coordinator, "_evict_silent", evict)

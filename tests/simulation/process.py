@@ -98,7 +98,7 @@ class Process(Being):
         if host is None or self.ordered_off > self.generation:
             self.break_off_later("nobody listens there")
             return
-        at = max(cluster.clock.now + cluster.network.delay(), cluster.network.clear_at((host.name, self.agent.name)))
+        at = max(cluster.clock.now + cluster.network.delay(), cluster.network.clear_at((host.host, self.agent.host)))
         if host.vanished or at > cluster.clock.now + CONNECT_LIMIT_S:
             error = Broken("nobody answers there")
             cluster.clock.after(CONNECT_LIMIT_S, self.deliver, self.wake, self.wait_id, None, error)
@@ -122,11 +122,11 @@ class Process(Being):
     def _take_news(self, wait_id: int) -> None:
         self.wake(wait_id, self.newest)
 
-    def break_off_later(self, why: str, from_node: str = "") -> None:
+    def break_off_later(self, why: str, from_host: str = "") -> None:
         cluster = self.cluster
         at = cluster.clock.now + 0.002 + 0.02 * cluster.rng.random()
-        if from_node:
-            at = max(at, cluster.network.clear_at((from_node, self.agent.name)))
+        if from_host:
+            at = max(at, cluster.network.clear_at((from_host, self.agent.host)))
         cluster.clock.at(at, self.deliver, self.wake, self.wait_id, None, Broken(why))
 
     def at(self, phase: str) -> None:

@@ -1,4 +1,7 @@
-"""Run one seed and judge it. `python -m tests.simulation.run SEED` prints its trace; with `A B` the seeds [A, B)."""
+"""Run one seed and judge it. `python -m tests.simulation.run SEED` prints its trace; with `A B` the seeds [A, B).
+
+With `elected` or `anchored` after them, all of them are of this form.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-from tests.simulation.checkers import Violation
 from tests.simulation.clock import Endless
 from tests.simulation.cluster import Cluster
-from tests.simulation.faults import Plan, draw_setup
+from tests.simulation.coordinator_faults import ELECTED_KINDS
+from tests.simulation.faults import KINDS, Kinds, Plan, draw_setup
+from tests.simulation.violation import Violation
 
-HEAL_S = 60.0  # how long after the last fault a job may take to its end
+HEAL_S = {False: 60.0, True: 150.0}  # how long after the last fault a job may take to its end; True: it is elected
 
 
 @dataclass(slots=True)
@@ -32,14 +36,16 @@ class Outcome:
         return "\n".join([*lines, f"seed {self.seed}: {self.violation}"])
 
 
-def run_seed(seed: int) -> Outcome:
+def run_seed(seed: int, *, elected: bool | None = None, kinds: Kinds | None = None) -> Outcome:
+    """The form is drawn by the seed as well, half of each, unless it is given; so is what may go wrong."""
+    form = Random(f"form of {seed}").random() < 0.5 if elected is None else elected
     rng = Random(seed)
-    cluster = Cluster(draw_setup(rng), rng.randrange(1 << 62))
-    plan = Plan(cluster, rng)
+    cluster = Cluster(draw_setup(rng, elected=form), rng.randrange(1 << 62))
+    plan = Plan(cluster, rng, (ELECTED_KINDS if form else KINDS) if kinds is None else kinds)
     plan.schedule()
     violation = None
     try:
-        cluster.run(plan.end_s + HEAL_S)
+        cluster.run(plan.end_s + HEAL_S[form])
         cluster.checkers.at_end()
     except Violation as found:
         violation = found
@@ -71,8 +77,10 @@ def _brief(value: Any) -> str:
 
 
 def main(arguments: list[str]) -> int:
+    elected = {"elected": True, "anchored": False}.get(arguments[-1])
+    arguments = arguments if elected is None else arguments[:-1]
     if len(arguments) == 1:
-        outcome = run_seed(int(arguments[0]))
+        outcome = run_seed(int(arguments[0]), elected=elected)
         print(outcome)
         return int(outcome.violation is not None)
     begin = time.process_time()
@@ -80,12 +88,13 @@ def main(arguments: list[str]) -> int:
     seen: Counter[str] = Counter()
     virtual, most = 0.0, 0
     for seed in range(int(arguments[0]), int(arguments[1])):
-        outcome = run_seed(seed)
+        outcome = run_seed(seed, elected=elected)
         virtual += outcome.cluster.clock.now
         seen.update(outcome.faults)
         most = max(most, outcome.cluster.clock.events)
-        seen["commits"] += outcome.cluster.checkers.commits
-        seen["generations"] += outcome.cluster.coordination.machine.generation.number
+        seen["commits"] += outcome.cluster.checkers.training.commits
+        seen["generations"] += outcome.cluster.checkers.generations
+        seen["coordinators"] += outcome.cluster.coordinators
         seen[f"ended {outcome.cluster.checkers.ended_with and outcome.cluster.checkers.ended_with[0]}"] += 1
         if outcome.violation is not None:
             bad.append((seed, str(outcome.violation)))

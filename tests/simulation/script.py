@@ -145,11 +145,11 @@ class ElasticScript:
             self.process.at("pulling" if pulled else "sending")
             mine = (self.state, self.step, self.position, self.committed_in)
             states = yield from self._together(world.world_size, "transfer", mine)
-            self.process.cluster.checkers.transferred(self.process, world, standings, transfer, states)
+            self.process.cluster.checkers.training.transferred(self.process, world, standings, transfer, states)
             if pulled:
                 self.state, self.step, self.position, self.committed_in = states[transfer.sources[0]]
         if transfer.from_nothing:
-            self.process.cluster.checkers.began(self.process, world)
+            self.process.cluster.checkers.training.began(self.process, world)
             self.committed_in = world.generation
         elif not self.has_state:
             self.evaluates_alone = True
@@ -221,14 +221,14 @@ class ElasticScript:
         flag = process.newest is not None and process.newest.generation > world.generation
         process.at("reducing")
         parts = yield from self._together(world.world_size, "step", (flag, self.step, self.state, ranges))
-        process.cluster.checkers.reduced(process, world, self, parts)
+        process.cluster.checkers.training.reduced(process, world, self, parts)
         process.at("committing")
         yield ("sleep", job.commit_s)
         self.state = next_state(self.state, self.step, sorted(r for _, _, _, part in parts for r in part))
         self.step, self.position, self.committed_in = self.step + 1, self.position + plan.samples, world.generation
         self.change_agreed = any(flag for flag, *_ in parts)
         self.evaluates_alone = False
-        process.cluster.checkers.committed(process, world, self)
+        process.cluster.checkers.training.committed(process, world, self)
 
     # -- an evaluation, and the end -----------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class ElasticScript:
         share = [(self.step, place, chunk) for chunk in split(chunks, partners, place_among)]
         parts = yield from self._together(world.world_size, ("sum", chunks), share)
         self._place = (IN_STEPS, 0)
-        self.process.cluster.checkers.evaluated(self.process, world, (self.step, place), chunks, parts)
+        self.process.cluster.checkers.training.evaluated(self.process, world, (self.step, place), chunks, parts)
 
     def _finish(self) -> Waits:
         while True:
@@ -271,7 +271,7 @@ class ElasticScript:
             except Broken:
                 yield from self._recover()
         self.finished = True
-        self.process.cluster.checkers.finished(self.process, self)
+        self.process.cluster.checkers.training.finished(self.process, self)
         self.process.say(Finished(steps=self.step))
 
 
