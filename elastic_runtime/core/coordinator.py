@@ -144,7 +144,9 @@ class Coordinator(Known):
             return []
         self.joined_at[record.node] = now
         effects: list[Effect] = [Note("joined", f"{record.node} joined with {record.slots} slot(s)")]
-        if self.generation.number:
+        if self.gathering.handover is not None and not expected:
+            self.gathering.unexpected.append(record.node)
+        elif self.generation.number:
             effects.append(Announce(self.generation, (record.node,)))
         return effects
 
@@ -162,7 +164,8 @@ class Coordinator(Known):
         self.gathering.give_up_late(now)
         if (look := self.gathering.next_look()) is not None:
             return [WakeAt(look)]
-        handover, lost, self.gathering = self.gathering.handover, self.gathering.lost, Gathering()
+        gathered, self.gathering = self.gathering, Gathering()
+        handover = gathered.handover
         assert handover is not None
         here = [node for node in handover.nodes if node in self.nodes]
         if not here:
@@ -171,9 +174,11 @@ class Coordinator(Known):
             note = Note("abandoned", "no node of the job that had this id is left: it starts anew")
         else:
             self.trained = last_trained(handover, self.nodes.values())
-            self._miss(lost)
+            self._miss(gathered.lost)
             note = Note("resumed", f"{len(here)} of {len(handover.nodes)} node(s) came to the new coordinator")
-        return [note, *self._decide(now)]
+        untold = tuple(node for node in gathered.unexpected if node in self.nodes)
+        told = [Announce(self.generation, untold)] if untold and self.generation.number else []
+        return [note, *told, *self._decide(now)]
 
     def _decide(self, now: float) -> list[Effect]:
         view = self.view(now)

@@ -42,6 +42,7 @@ class Gathering:
     handover: Handover | None = None  # None: nobody is waited for
     awaited: dict[str, float] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)  # who will not come, and why
+    unexpected: list[str] = field(default_factory=list)  # told nothing yet: the run may prove to be abandoned
 
     def expects(self, node: str) -> bool:
         return node in self.awaited

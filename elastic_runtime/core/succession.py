@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
 RETRY_S = 2.0  # between two tries to reach a coordinator that does not answer: only the way to it may be broken
 
 
