@@ -17,6 +17,7 @@ from elastic_runtime.core.coordinator_events import (
     NodeHeard,
     NodeReported,
     Note,
+    Resized,
     Tick,
     WakeAt,
     Write,
@@ -263,3 +264,130 @@ def test_a_report_may_come_twice(again: int) -> None:
 
 def test_generations_are_numbered_from_one() -> None:
     assert (Generation().number, Coordinator(policy=Policy(min_nodes=1, max_nodes=1)).numbered) == (0, 0)
+
+
+# -- several things at once -----------------------------------------------------------------------------------------
+
+
+def test_what_comes_at_once_is_decided_on_once() -> None:
+    machine = trains("a", "b", "c")
+    gone = (NodeGone("b", "closed its connection"), NodeGone("c", "closed its connection"))
+    (write,) = only(machine.advance(gone, 1.0), Write)
+    assert write.generation.world == world("a")
+    assert write.generation.reason == "node b closed its connection; node c closed its connection"
+
+
+def test_a_batch_is_taken_in_the_order_in_which_it_came() -> None:
+    machine = trains("a", "b")
+    again = NodeReported(record("b", ready(adopted=2, member_of=2)))
+    effects = machine.advance((NodeGone("b", "closed its connection"), again), 1.0)
+    assert [e.node for e in only(effects, Evict)] == ["b"]
+    assert [w.generation.world for w in only(effects, Write)] == [world("a")]
+
+
+def test_a_batch_of_beats_costs_nothing_until_the_timer_is_due() -> None:
+    machine = trains("a", "b")
+    machine.step(Tick(), 0.2)
+    beats = (NodeHeard("a"), NodeHeard("b"))
+    assert machine.advance(beats, 0.3) == []
+    due = machine.look_at
+    assert only(machine.advance(beats, due), WakeAt) != []
+    assert set(machine.liveness.heard_at.values()) == {due}
+
+
+def test_after_a_pause_what_was_sent_meanwhile_counts_before_silence() -> None:
+    machine = trains("a", "b")
+    beat(machine, "ab", 1.0)
+    assert only(machine.advance((NodeHeard("a"), NodeHeard("b"), Tick()), 31.0), Evict) == []
+
+
+def test_one_timer_is_wanted_however_many_reasons_there_are() -> None:
+    machine = trains("a", "b")
+    effects = machine.advance((NodeReported(record("b", ready(adopted=2, broken=2))), Tick()), 0.0)
+    assert only(effects, WakeAt) == [WakeAt(machine.policy.evidence_wait_s)]
+
+
+# -- machines that fail again and again, and resizes -----------------------------------------------------------------
+
+
+def rejoin(machine: Coordinator, name: str, now: float) -> list[Effect]:
+    machine.step(NodeReported(record(name, host="h")), now)
+    return machine.step(NodeReported(record(name, ready(), group=0, host="h")), now)
+
+
+def settle(machine: Coordinator, now: float) -> None:
+    assert machine.writing is not None
+    machine.step(WriteWon(machine.writing.number), now)
+    for name in list(machine.nodes):
+        number = machine.generation.number
+        machine.step(NodeReported(record(name, ready(adopted=number, member_of=number), group=0, host="h")), now)
+
+
+def test_a_machine_that_fails_again_and_again_is_held_back() -> None:
+    machine = trains("a")
+    for number in range(3):
+        assert only(rejoin(machine, f"b{number}", 1.0), Write) != []
+        settle(machine, 1.0)
+        machine.step(NodeGone(f"b{number}", "closed its connection"), 1.0)
+        settle(machine, 1.0)
+    effects = rejoin(machine, "b3", 1.0)
+    assert only(effects, Write) == []
+    machine.liveness.heard_at = dict.fromkeys(machine.nodes, 3.0)
+    assert only(machine.step(Tick(), 2.9), Write) == []
+    (write,) = only(machine.step(Tick(), 3.0), Write)
+    assert [w.node for w in write.generation.world] == ["a", "b3"]
+
+
+def test_a_job_below_its_least_waits_for_a_node_that_is_held_back() -> None:
+    machine = Coordinator(policy=Policy(min_nodes=1, max_nodes=2, join_timeout_s=1.0))
+    for at in range(6):
+        machine.flapping.lost("h", float(at) / 10)  # free again at 16.5
+    machine.step(NodeReported(record("a", host="h")), 1.0)
+    machine.silent_after_s = machine.liveness.silent_after_s = 60.0
+    assert only(machine.step(Tick(), 10.0), Write) == []
+    (write,) = only(machine.step(Tick(), 16.5), Write)
+    assert [w.node for w in write.generation.world] == ["a"]
+
+
+def test_a_resize_is_a_planned_change_both_ways() -> None:
+    machine = trains("a", "b")
+    (write,) = only(machine.step(Resized(1), 1.0), Write)
+    assert (write.generation.world, write.generation.planned) == (world("a"), True)
+    assert write.handover.target == 1
+    machine.step(WriteWon(3), 1.0)
+    for name, member_of in (("a", 3), ("b", 2)):
+        machine.step(NodeReported(record(name, ready(adopted=3, member_of=member_of))), 1.0)
+    (write,) = only(machine.step(Resized(2), 2.0), Write)
+    assert (write.generation.world, write.generation.planned) == (world("a", "b"), True)
+
+
+def test_the_successor_of_the_only_member_is_who_was_one_last() -> None:
+    """b stands by since a resize; a's worker dies, and the new one has no state."""
+    machine = trains("a", "b")
+    machine.step(Resized(1), 1.0)
+    machine.step(WriteWon(3), 1.0)
+    machine.step(NodeReported(record("b", ready(adopted=3, member_of=2))), 1.0)
+    machine.step(NodeReported(record("a", ready(adopted=3, member_of=3))), 1.0)
+    (write,) = only(machine.step(NodeReported(record("a", ready(spawn=2))), 2.0), Write)
+    assert (write.generation.world, write.generation.planned) == (world("b"), False)
+
+
+def test_who_was_drained_hands_the_newest_state_on_and_not_one_that_stands_by() -> None:
+    machine = trains("a", "b")
+    machine.step(Resized(1), 1.0)
+    machine.step(WriteWon(3), 1.0)
+    machine.step(NodeReported(record("b", ready(adopted=3, member_of=2))), 1.0)
+    machine.step(NodeReported(record("a", ready(adopted=3, member_of=3))), 1.0)
+    leaving = record("a", ready(adopted=3, member_of=3), draining=True)
+    (write,) = only(machine.step(NodeReported(leaving), 2.0), Write)
+    assert write.generation.world == world("a", "b")  # b has the state of generation 2
+
+
+def test_a_resize_does_not_shut_out_who_is_not_through_yet() -> None:
+    machine = trains("a", "b")
+    done = WorkerRecord(slot=0, spawn=1, phase=WorkerPhase.FINISHED, adopted=2, member_of=2)
+    machine.step(NodeReported(record("a", done)), 1.0)
+    machine.step(Resized(1), 1.1)
+    machine.step(NodeReported(record("b", ready(adopted=2, member_of=2, broken=2))), 1.2)
+    (write,) = only(machine.step(Tick(), 2.0), Write)
+    assert write.generation.world == world("b")
