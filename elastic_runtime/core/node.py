@@ -53,8 +53,11 @@ class Worker:
             self.member_of = max(self.member_of, generation)
 
 
-def worker_records(workers: Mapping[int, Worker], done: Mapping[int, Worker]) -> tuple[WorkerRecord, ...]:
-    """By slot: the living workers, then those that finished and exited."""
+def worker_records(
+    workers: Mapping[int, Worker], done: Mapping[int, Worker], *, ending: bool
+) -> tuple[WorkerRecord, ...]:
+    """By slot: the living workers, then those that finished and exited. `ending`: they are being ended for a restart,
+    and nobody should count on them."""
     return tuple(
         WorkerRecord(
             slot=slot,
@@ -65,7 +68,7 @@ def worker_records(workers: Mapping[int, Worker], done: Mapping[int, Worker]) ->
             member_of=worker.member_of,
             max_workers=worker.max_workers,
             constants=worker.constants,
-            draining=worker.left,
+            draining=worker.left or ending,
         )
         for slot, worker in (*sorted(workers.items()), *sorted(done.items()))
     )

@@ -78,7 +78,7 @@ class Supervisor:
             slots=self.limits.slots,
             store_port=self.store_port,
             meeting_port=self.meeting_port,
-            workers=worker_records(self.workers, self.done),
+            workers=worker_records(self.workers, self.done, ending=self.mode is Mode.RESTARTING),
             draining=self.mode in (Mode.DRAINING, Mode.STOPPING) and not self.given_up,
             group=self.group,
             failed_group=self.failed_group,

@@ -60,6 +60,13 @@ def test_what_it_adopts_late_was_as_a_member_all_the_same() -> None:
     assert member_of(machine, Said(0, 1, Adopted(generation=3))) == 2
 
 
+def test_workers_that_are_being_ended_for_a_restart_are_not_counted_on() -> None:
+    machine = started()
+    assert not machine.record().workers[0].draining
+    machine.step(announced(2, (0, 0), kind=Kind.START), 1.0)
+    assert machine.record().workers[0].draining
+
+
 def test_a_group_that_is_ended_and_not_started_again_takes_no_later_workers_with_it() -> None:
     """Left out of the group that is started next, the node waits; its new workers are not those that were to end."""
     machine = started()

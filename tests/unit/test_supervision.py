@@ -130,7 +130,7 @@ CASES: dict[str, tuple[tuple[Any, ...], list[str]]] = {
     ),
     "a plain worker ends": ((start(), Exited(0, 1, 0)), ["publish"]),
     "a plain worker fails": ((start(), Exited(0, 1, 1)), ["publish"]),
-    "the group starts anew": ((start(), start(2)), ["SIGTERM 0.1", "wake 5"]),
+    "the group starts anew": ((start(), start(2)), ["publish", "SIGTERM 0.1", "wake 5"]),
     "when the old one is gone": ((start(), start(2), Exited(0, 1, -15)), ["publish", "start 0.2"]),
     "at once if it is": ((start(), Exited(0, 1, 1), start(2)), ["publish", "start 0.2"]),
     "a restart that never came": ((*OPEN, Exited(0, 1, 1), live(2, {})), ["publish", "start 0.2"]),
