@@ -111,8 +111,13 @@ class Checkers:
             if w.phase is WorkerPhase.READY and self._trained_in(r.worker_id(w)) and not w.draining and not r.given_up
             if n not in leaving or r.worker_id(w) in old.world
         ]
-        if holders and not any(worker in new.world for worker in holders):
+        if holders and not any(worker in new.world for worker in holders) and self._is_behind(new, holders):
             raise Violation("lost commit", f"nobody of generation {new.number} has the state that {holders} have")
+
+    def _is_behind(self, new: Generation, holders: Collection[WorkerId]) -> bool:
+        """Whoever stands by since the last step has the same state as those who have not said so yet."""
+        steps = {_id(p): p.session.step if p.session.has_state else -1 for p in self._cluster.processes if p.session}
+        return max(steps.get(w, -1) for w in holders) > max((steps.get(w, -1) for w in new.world), default=-1)
 
     def _trained_in(self, worker: WorkerId) -> int:
         """The generation whose state this worker reported to have; 0: none, or it stands by since."""

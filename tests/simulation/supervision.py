@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from elastic_runtime.core.node import Mode
 from elastic_runtime.core.supervision_events import Start
 from elastic_runtime.core.view import Kind
+from elastic_runtime.core.world import WorkerId
 from tests.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ class Supervision:
             )
 
     def killed(self, agent: Agent, process: Process, signal: int) -> None:
-        live = self._cluster.coordination.machine.generation.kind is Kind.LIVE
         mode = agent.machine.mode
         ends = mode in (Mode.DRAINING, Mode.STOPPING)
-        ends_group = mode is Mode.RESTARTING and not agent.machine.workers[process.slot].member_of
-        if live and agent.is_of_the_job() and not ends and not ends_group:
+        settled = self._cluster.coordination.machine.generation
+        ends_group = mode is Mode.RESTARTING and WorkerId(agent.name, process.slot, process.spawn) not in settled
+        if settled.kind is Kind.LIVE and agent.is_of_the_job() and not ends and not ends_group:
             raise Violation("survivors", f"{process.name} is sent {signal!r} though its node stays")
