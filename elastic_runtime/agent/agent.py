@@ -19,6 +19,7 @@ from elastic_runtime.agent.account import Account
 from elastic_runtime.agent.crew import Crew, Key
 from elastic_runtime.agent.doorplate import Doorplate
 from elastic_runtime.agent.interfaces import interface_of
+from elastic_runtime.agent.processes import open_many_files
 from elastic_runtime.agent.settings import AgentSettings
 from elastic_runtime.core.coordinator import Coordinator
 from elastic_runtime.core.messages import Up, World
@@ -54,10 +55,11 @@ REJOIN = -1  # instead of an exit code: this node was declared gone and may come
 
 
 class Agent:
-    def __init__(self, settings: AgentSettings, found: Found, address: str) -> None:
+    def __init__(self, settings: AgentSettings, found: Found, address: str, *, came_back: bool) -> None:
         self._settings = settings
         self._found = found
         self._address = address
+        self._came_back = came_back
         self._node = _node_name()
         self._journal = Journal(settings.run_dir / "journal.jsonl", self._node)
         limits = replace(settings.limits, serves_store=found.hosts_store)
@@ -84,13 +86,20 @@ class Agent:
         self._loop.set_exception_handler(self._on_bug)
         self._membership = self._new_membership()
         self.crew.open()
+        open_many_files()
         for number in self._settings.signals:
             self._loop.add_signal_handler(number, self._step, Interrupted(number))
         try:
             self._machine.meeting_port = await self._meeting.open(self._address)
             self._machine.store_port = await self._loop.run_in_executor(None, self._stores.open)
             self._machine.published = self._machine.record()
-            await self._membership.open()
+            opening = asyncio.create_task(self._membership.open())
+            either: list[asyncio.Future[Any]] = [opening, self._exit]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():  # a signal
+                opening.cancel()
+                return await self._exit
+            opening.result()
             await self._doorplate.open(self._describe)
             self._note("agent_started", "", pid=os.getpid(), slots=self._settings.limits.slots)
             return await self._exit
@@ -116,6 +125,7 @@ class Agent:
             on_over=self._on_over,
             note=self._note,
             tell=self._say,
+            came_back=self._came_back,
         )
 
     def _new_coordination(self, on_overruled: Callable[[], None]) -> Coordination:

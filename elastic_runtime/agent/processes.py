@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -27,6 +28,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _GONE_WITHIN_S = 5.0  # what was killed; a process that hangs in the kernel may take for ever
 _libc = ctypes.CDLL(None, use_errno=True)
+_files_at_start = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ def start_process(
 
     def die_with_agent() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        resource.setrlimit(resource.RLIMIT_NOFILE, _files_at_start)
         if os.getppid() != agent:  # it died before the call took effect
             os._exit(1)
 
@@ -85,6 +88,13 @@ def start_process(
     finally:
         theirs.close()
     return Process(popen=popen, pidfd=os.pidfd_open(popen.pid), channel=ours, output=output, rank=rank)
+
+
+def open_many_files() -> None:
+    """This process may open as many files as the system lets it: a coordinator holds a link to every node. Workers
+    start with the limit that this process was started with."""
+    _, most = _files_at_start
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _opened(path: str, files: ExitStack) -> IO[bytes] | None:

@@ -46,18 +46,18 @@ def take_part(settings: AgentSettings) -> tuple[int, Failures]:
     if shutil.which(settings.command[0]) is None:
         raise ConfigurationError(f"{settings.command[0]!r} is not a program that can be started")
     quiet_torch_log()
-    exit_code = REJOIN
+    exit_code, failures = _as_one_node(settings)
     while exit_code == REJOIN:  # each time as a new node, with nothing of the one before
-        exit_code, failures = _as_one_node(settings)
+        exit_code, failures = _as_one_node(settings, came_back=True)
     return exit_code, failures
 
 
-def _as_one_node(settings: AgentSettings) -> tuple[int, Failures]:
+def _as_one_node(settings: AgentSettings, *, came_back: bool = False) -> tuple[int, Failures]:
     found = find_store(settings.rendezvous, timeout_s=settings.find_timeout_s, silent_after_s=settings.silent_after_s)
     address = settings.local_addr or own_address(found)
 
     async def main() -> tuple[int, Failures]:
-        agent = Agent(settings, found, address)
+        agent = Agent(settings, found, address, came_back=came_back)
         try:
             with Health(settings.health_port):
                 exit_code = await agent.run()

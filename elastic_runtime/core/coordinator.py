@@ -209,7 +209,8 @@ class Coordinator(Known):
                 return self._write_end(now)
             case Hold(reason=reason, until=until):
                 event = "waiting" if below else "hold"
-                effects: list[Effect] = [Note(event, reason)] if reason != self.last_reason else []
+                news = reason != self.last_reason and bool(self.nodes)  # not before this coordinator's own node is here
+                effects: list[Effect] = [Note(event, reason)] if news else []
                 self.last_reason = reason
                 wake = [at for at in (until, min(view.held_back.values(), default=None)) if at is not None]
                 return effects + ([WakeAt(min(wake))] if wake else [])

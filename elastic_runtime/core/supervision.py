@@ -53,6 +53,7 @@ class Supervisor:
     group: int = 0  # start generation that the workers belong to
     failed_group: int = 0
     given_up: str = ""
+    ends_job: bool = False  # it has asked for the end: no worker is started any more
     exit_code: int = 0
     ending: Ending = field(default_factory=Ending)
     noticed_at: float | None = None  # first sign of the change that the next generation answers
@@ -64,6 +65,7 @@ class Supervisor:
 
     def step(self, event: Event, now: float) -> list[Effect]:
         effects = self._take(event, now)
+        self.ends_job = self.ends_job or any(isinstance(effect, EndJob) for effect in effects)
         effects += self.ending.escalate(self.workers, now)
         record = self.record()
         if record != self.published and self.mode is not Mode.SERVING:
@@ -121,7 +123,7 @@ class Supervisor:
         if announced.kind is Kind.START and (announced.host_node, announced.store_port) == (self.node, self.store_port):
             self.store_port = 0
             effects.append(OpenStore())
-        if self.mode in (Mode.STOPPING, Mode.SERVING):
+        if self.ends_job or self.mode in (Mode.STOPPING, Mode.SERVING):
             return effects
         if announced.kind is Kind.START:
             left_out = not announced.members and self.mode is not Mode.WORKING
@@ -137,8 +139,7 @@ class Supervisor:
 
     def _restart_group(self, now: float) -> list[Effect]:
         """End the group of processes, if there is one, and start the next, if this node is in it."""
-        self.mode = Mode.RESTARTING
-        self.done = {}
+        self.mode, self.done = Mode.RESTARTING, {}
         if not self.workers:
             return self._start_all()
         assert self.announced is not None
@@ -223,7 +224,7 @@ class Supervisor:
 
     def _failed(self, slot: int, worker: Worker, exited: Exited, elastic: bool, now: float) -> list[Effect]:
         what = f"worker {slot} {describe_exit(exited.exit_code)}{exited.why}"
-        if not elastic and self.failed_group == self.group:
+        if self.ends_job or (not elastic and self.failed_group == self.group):
             return []  # the group's failure is counted once: whoever was in it fails after it
         if worker.failure is not None:
             what += f": {worker.failure.error}"
@@ -260,8 +261,7 @@ class Supervisor:
             early = [Kill(s, w.spawn, Signals.SIGTERM) for s, w in self.workers.items() if is_idle(w, s, settled)]
             say = Say("draining: the workers finish their step and leave; a second signal ends them now")
             return [say, *early, WakeAt(now + self.limits.shutdown_timeout_s), *self._leave_if_empty()]
-        self.mode = Mode.STOPPING
-        self.exit_code = 128 + signal
+        self.mode, self.exit_code = Mode.STOPPING, 128 + signal
         effects: list[Effect] = [Say(f"ended by {signal.name}")]
         if self.limits.serves_store:
             effects.append(EndJob(1, f"{self.node}, which serves the store, was ended by {signal.name}"))

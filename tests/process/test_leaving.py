@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import signal
+import socket
 from pathlib import Path
 
+from elastic_runtime.rendezvous.find import SEAT
+from elastic_runtime.stores.seat import KeySeat
+from elastic_runtime.stores.tcp import host as host_store
 from tests.process.cluster import JOBS, Agent, Cluster, Watch
 
 ENDLESS = 10**6
@@ -47,7 +51,7 @@ def test_the_host_of_the_store_is_drained_and_serves_on(cluster: Cluster) -> Non
     check_said(host, "draining")
     check_said(host, "still serving the store")
     assert host.popen.poll() is None
-    (exited,) = cluster.events("worker_exited", node=host.node)
+    (exited,) = cluster.events("worker_exited", node=host.node, pid=worker.pid)
     assert exited["exit_code"] == 0, "a drained worker finishes its step and ends by itself"
     (cluster.directory / "slow").unlink()
     assert (other.wait(), host.wait()) == (0, 0), cluster.account()
@@ -136,3 +140,21 @@ def test_the_same_failure_on_two_workers_ends_the_job(cluster: Cluster) -> None:
     assert agent.wait() == 1, cluster.account()
     check_said(agent, "the same failure twice at step 7: ZeroDivisionError: as it must")
     assert len(cluster.events("worker_started")) <= 3
+
+
+def test_a_signal_ends_an_agent_whose_coordinator_does_not_answer(cluster: Cluster) -> None:
+    store = host_store("127.0.0.1", 0, timeout_s=5.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60.0)
+        there = {"node": "other", "address": "127.0.0.1", "port": silent.getsockname()[1], "token": "secret"}
+        assert KeySeat(store, SEAT).claim({"run_id": "job", **there}, 0) is not None
+        late = [f"--rdzv-endpoint=127.0.0.1:{store.port}", "--rdzv-id=job"]
+        agent = cluster.agent(JOBS / "plain.py", flags=late)
+        link, _ = silent.accept()
+        with link:
+            assert link.recv(1) == b"{", "it introduces itself and waits to be welcomed"
+            agent.signal(signal.SIGTERM)
+            assert agent.wait() == 128 + signal.SIGTERM, agent.output()
+    store.close()
+    check_said(agent, "ended by SIGTERM")
+    assert not cluster.events("worker_started")

@@ -31,3 +31,11 @@ def test_stock_torchrun_runs_a_session_to_the_same_bits(cluster: Cluster, undist
     facts.check_samples(cluster.ledger(), STEPS)
     assert {e["world_size"] for e in cluster.ledger()} == {2}
     assert facts.fingerprint(cluster.directory) == undisturbed(1)
+
+
+def test_only_the_agent_opens_more_files_than_it_was_given(cluster: Cluster) -> None:
+    script = ("bash", "-c", 'echo worker $(ulimit -Sn) agent $(grep "open files" /proc/$PPID/limits)')
+    given = ("prlimit", "--nofile=256:4096")
+    agent = cluster.agent(*script, flags=["--no-python"], within=given)
+    assert agent.wait() == 0, agent.output()
+    assert "worker 256 agent Max open files 4096 4096" in agent.output()

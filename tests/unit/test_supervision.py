@@ -99,6 +99,7 @@ def brief(effects: list[Any]) -> list[str]:
     return told
 
 
+REFUSED = Said(0, 1, Refused(message="m"))
 OPEN = (start(), Said(0, 1, READY))
 TRAINS = (*OPEN, live(), Said(0, 1, Adopted(generation=2)))
 DRAINS = (*TRAINS, Interrupted(SIGTERM))
@@ -123,9 +124,9 @@ CASES: dict[str, tuple[tuple[Any, ...], list[str]]] = {
     "words of the one before": ((*TRAINS, Exited(0, 1, -9), Said(0, 1, READY)), []),
     "death of the one before": ((*TRAINS, Exited(0, 1, -9), Exited(0, 1, -9)), []),
     "it finishes": ((*TRAINS, Said(0, 1, Finished(steps=9)), Exited(0, 1, 0)), []),
-    "a refused argument ends a job that starts": ((start(), Said(0, 1, Refused(message="m"))), ["end job 2"]),
+    "a refused argument ends a job that starts": ((start(), REFUSED), ["end job 2"]),
     "and only a node of one that runs": (
-        (live(5, {}), Said(0, 1, Refused(message="m"))),
+        (live(5, {}), REFUSED),
         ["publish", "SIGTERM 0.1", "wake 5"],
     ),
     "a plain worker ends": ((start(), Exited(0, 1, 0)), ["publish"]),
@@ -134,6 +135,7 @@ CASES: dict[str, tuple[tuple[Any, ...], list[str]]] = {
     "when the old one is gone": ((start(), start(2), Exited(0, 1, -15)), ["publish", "start 0.2"]),
     "at once if it is": ((start(), Exited(0, 1, 1), start(2)), ["publish", "start 0.2"]),
     "a restart that never came": ((*OPEN, Exited(0, 1, 1), live(2, {})), ["publish", "start 0.2"]),
+    "a restart the job's end forestalls": ((start(), REFUSED, Exited(0, 1, 1), start(2)), []),
     "drained": (DRAINS, ["publish", "wake 5"]),
     "drained: it is told to go": ((*DRAINS, live(3, {})), ["tell 0.1 3:-1 leave"]),
     "drained: not if it has to hand over": ((*DRAINS, live(3)), ["tell 0.1 3:0"]),
@@ -205,6 +207,7 @@ def test_the_same_failure_at_the_same_step_ends_the_job() -> None:
         machine.step(Said(0, spawn, Failed(error="boom", step=step)), 0.0)
         effects = machine.step(Exited(0, spawn, 1), 0.0)
     assert "end job 1" in brief(effects) and machine.restarts.spent == 2
+    assert brief(machine.step(live(3, {}), 0.0)) == [], "a world settled meanwhile starts no worker any more"
 
 
 def test_patience_ends_with_sigkill_once() -> None:
