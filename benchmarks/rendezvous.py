@@ -48,7 +48,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.jobs.rendezvous_report import Result, growth, median, surroundings, table  # noqa: E402
-from tests.etcd.server import Etcd  # noqa: E402
+from tests.etcd.server import Etcd, program  # noqa: E402
 
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 TORCH_SIZES = (8, 16, 32, 64, 128)
@@ -284,8 +284,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.nodes, options.repeats = [nodes for nodes in options.nodes if nodes <= 64], 1
+    lines = [f"# Rendezvous, {time.strftime('%Y-%m-%d')}", "", surroundings(ROOT, program("etcd")), ""]
     results = {way: found for way, found in measure(options).items() if found}
-    lines = [f"# Rendezvous, {time.strftime('%Y-%m-%d')}", "", surroundings(ROOT), ""]
     lines += ["```text", *(__doc__ or "").splitlines(), "```"]
     for way, found in results.items():
         lines += ["", f"## {way}", "", *table(found), "", growth(found)]

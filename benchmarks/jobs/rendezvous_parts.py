@@ -36,6 +36,7 @@ class Node:
         self.number = number
         self.open = False  # whether its worker has opened a Session
         self.group = self.adopted = 0
+        self.stores = 0  # that groups of processes were to use
         self.is_out = False
         self.announced: Announced | None = None
         self.publish: Callable[[NodeRecord], None] = lambda record: None
@@ -49,7 +50,7 @@ class Node:
             node=self.name,
             address=ADDRESS,
             slots=1,
-            store_port=20000 + self.number,
+            store_port=20000 + self.number + 2000 * self.stores,
             meeting_port=30000 + self.number,
             workers=(worker,) if self.open and self.announced is not None else (),
             group=self.group,
@@ -61,6 +62,7 @@ class Node:
         self.announced = announced
         if announced.kind is Kind.START:
             self.group = announced.generation
+            self.stores += announced.host_node == self.name
         elif announced.members:
             self.adopted = announced.generation
         self.say()

@@ -84,18 +84,18 @@ def growth(results: Sequence[Result]) -> str:
     return "Exponents " + "; ".join(told) if told else "Too few sizes for an exponent"
 
 
-def surroundings(root: Path) -> str:
+def surroundings(root: Path, etcd_program: str) -> str:
     """Hardware, versions, commit."""
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     git = ["git", "-C", str(root)]
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True).stdout.strip()
-    etcd = subprocess.run(["etcd", "--version"], capture_output=True, text=True).stdout.splitlines()[0]
+    etcd = subprocess.run([etcd_program, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     return (
         f"{os.cpu_count()} cores ({names[0].partition(':')[2].strip() if names else platform.machine()}), "
         f"{memory:.0f} GiB, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
         f"torch {version('torch')}, grpcio {version('grpcio')}, {etcd.replace(' Version:', '')} "
-        f"with its data in /dev/shm; commit {commit}{' with changes' if changed else ''}; load at the end {load}."
+        f"with its data in /dev/shm; commit {commit}{' with changes' if changed else ''}; load {load} before."
     )
