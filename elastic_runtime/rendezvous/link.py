@@ -46,10 +46,11 @@ class Link:
         except (OSError, TimeoutError) as error:
             why = str(error) or f"no connection within {CONNECT_S:g} s"
             raise StoreError(f"the coordinator at {where} does not answer: {why}") from error
-        # The beats go one way: their being acknowledged is what shows that the other host is there.
         self._writer = writer
-        sock = writer.get_extra_info("socket")
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silent_after_s * 1000))
+        if not writer.is_closing():  # or it was reset within the moment, and what follows finds that out
+            # The beats go one way: their being acknowledged is what shows that the other host is there.
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silent_after_s * 1000))
         self._send(frames.line("hello", token=to.token, run_id=run_id, record=frames.record_to_json(record)))
         try:
             async with asyncio.timeout(WELCOME_S):
