@@ -59,8 +59,10 @@ class Coordinator(Known):
         self.generation, self.trained, self.settled_at = handover.generation, handover.trained, now
         self.seniority, self.used_ports = dict(handover.seniority), dict(handover.used_ports)
         self.target = handover.target
-        until = {node: now + waits_s.get(node, self.silent_after_s) for node in handover.nodes if node not in lost}
-        self.gathering = Gathering(handover=handover, awaited=until, lost=dict(lost))
+        own = {node: now + wait_s for node, wait_s in waits_s.items()}
+        awaited = {node: own.get(node) for node in handover.nodes if node not in lost}
+        until = now + self.silent_after_s
+        self.gathering = Gathering(handover=handover, until=until, awaited=awaited, lost=dict(lost))
 
     def handover(self, *, closed: tuple[int, str] | None = None) -> Handover:
         """What the store should keep now. Numbers go on from the highest, even if nothing was settled under it."""
@@ -128,7 +130,7 @@ class Coordinator(Known):
             self._forget(record.node, turned_away.reason, now)
             return [turned_away, Note("refused", f"{record.node}: {turned_away.reason}")]
         self.nodes[record.node] = record
-        self.gathering.arrived(record.node)
+        self.gathering.arrived(record.node, now)
         self.liveness.heard(record.node, now)
         self._note_losses(record)
         waiting = any(

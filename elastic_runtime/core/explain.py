@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from elastic_runtime.core.view import View
-from elastic_runtime.core.world import NodeRecord, WorkerPhase, assignments
+from elastic_runtime.core.world import NodeRecord, WorkerPhase
 
 
 class NodeState(StrEnum):
@@ -31,7 +31,7 @@ class NodeStatus:
 def explain(view: View, now: float) -> list[NodeStatus]:
     """One entry a node, in the order in which they joined. `now` on the clock of `view`."""
     ranks: dict[str, list[int]] = {}
-    for worker, place in assignments(view.generation.world).items():
+    for worker, place in view.generation.places.items():
         ranks.setdefault(worker.node, []).append(place.rank)
     eligible = {node.node for node in view.eligible_nodes()}
     return [

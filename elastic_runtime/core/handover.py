@@ -35,27 +35,38 @@ def last_trained(handover: Handover, nodes: Iterable[NodeRecord]) -> Generation:
     return handover.previous if entered else handover.trained
 
 
+STILL_COMING_S = 1.0
+
+
 @dataclass(slots=True)
 class Gathering:
-    """A new coordinator waits for the nodes that the one before knew: each until a time of its own."""
+    """A new coordinator waits for the nodes that the one before knew: until a time, and as long as they come one upon
+    the other, for thousands take longer than one that is dead deserves. Some have a time of their own."""
 
     handover: Handover | None = None  # None: nobody is waited for
-    awaited: dict[str, float] = field(default_factory=dict)
+    until: float = 0.0
+    awaited: dict[str, float | None] = field(default_factory=dict)  # until its own time, if it has one
     lost: dict[str, str] = field(default_factory=dict)  # who will not come, and why
     unexpected: list[str] = field(default_factory=list)  # told nothing yet: the run may prove to be abandoned
 
     def expects(self, node: str) -> bool:
         return node in self.awaited
 
-    def arrived(self, node: str) -> None:
-        self.awaited.pop(node, None)
+    def arrived(self, node: str, now: float) -> None:
+        if node in self.awaited:
+            del self.awaited[node]
+            self.until = max(self.until, now + STILL_COMING_S)
 
     def give_up_late(self, now: float) -> None:
         """Those whose time is over are waited for no longer."""
-        late = [node for node, until in self.awaited.items() if now >= until]
+        late = [node for node in self.awaited if now >= self._until(node)]
         for node in late:
             del self.awaited[node]
             self.lost[node] = "did not come to the new coordinator"
 
     def next_look(self) -> float | None:
-        return min(self.awaited.values(), default=None)
+        return min(map(self._until, self.awaited), default=None)
+
+    def _until(self, node: str) -> float:
+        own = self.awaited[node]
+        return self.until if own is None else own

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from signal import Signals
 
 from elastic_runtime.core.messages import Down, Up
-from elastic_runtime.core.view import Kind
+from elastic_runtime.core.view import Generation, Kind
 from elastic_runtime.core.world import Assignment, NodeRecord
 
 # -- events ---------------------------------------------------------------------------------------------------------
@@ -28,6 +28,23 @@ class Announced:
     meeting_port: int
     host_node: str
     members: Mapping[tuple[int, int], Assignment]
+
+
+def announced_to(node: str, generation: Generation) -> Announced:
+    """The settled generation as this node needs it: the size of the world, and its own members."""
+    return Announced(
+        generation=generation.number,
+        kind=generation.kind,
+        planned=generation.planned,
+        reason=generation.reason,
+        world_size=len(generation.world),
+        node_count=len(generation.on_node),
+        store_host=generation.store_host,
+        store_port=generation.store_port,
+        meeting_port=generation.meeting_port,
+        host_node=generation.world[0].node if generation.world else "",
+        members={(w.slot, w.spawn): generation.places[w] for w in generation.on_node.get(node, ())},
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
-from elastic_runtime.core.world import NodeRecord, WorkerId, WorkerPhase, WorkerRecord
+from elastic_runtime.core.world import Assignment, NodeRecord, WorkerId, WorkerPhase, WorkerRecord, assignments
 
 
 class Kind(StrEnum):
@@ -31,7 +32,7 @@ class Policy:
     join_timeout_s: float = 600.0  # how long a job waits below min_nodes before it ends
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Generation:
     """A settled world. It never changes and its number never comes back."""
 
@@ -43,13 +44,18 @@ class Generation:
     store_host: str = ""
     store_port: int = 0
     meeting_port: int = 0
-    on_node: Mapping[str, tuple[WorkerId, ...]] = field(init=False, repr=False, compare=False)  # the world, by node
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def on_node(self) -> Mapping[str, tuple[WorkerId, ...]]:
+        """The world, by node."""
         on_node: dict[str, tuple[WorkerId, ...]] = {}
         for worker in self.world:
             on_node[worker.node] = (*on_node.get(worker.node, ()), worker)
-        object.__setattr__(self, "on_node", on_node)
+        return on_node
+
+    @cached_property
+    def places(self) -> Mapping[WorkerId, Assignment]:
+        return assignments(self.world)
 
     def __contains__(self, worker: WorkerId) -> bool:
         return worker in self.on_node.get(worker.node, ())

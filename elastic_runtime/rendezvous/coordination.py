@@ -34,6 +34,7 @@ from elastic_runtime.core.coordinator_events import (
 )
 from elastic_runtime.core.explain import NodeState, explain
 from elastic_runtime.core.handover import Handover
+from elastic_runtime.core.supervision_events import announced_to
 from elastic_runtime.errors import StoreError
 from elastic_runtime.journal import Journal
 from elastic_runtime.rendezvous import control, frames
@@ -218,8 +219,8 @@ class Coordination:
             case Write(generation, handover):
                 self._loop.create_task(self._write(generation.number, handover))
             case Announce(generation, nodes):
-                for node, packet in frames.announcements(generation, nodes).items():
-                    self._send(node, packet)
+                for node in nodes:
+                    self._send(node, frames.announced(announced_to(node, generation)))
             case Evict(node, reason, exit_code, rejoin):
                 self._send(node, frames.line("evicted", reason=reason, exit_code=exit_code, rejoin=rejoin))
                 link = self._links.pop(node, None)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ipaddress
 import json
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from elastic_runtime.core.supervision_events import Announced
-from elastic_runtime.core.view import Generation, Kind
-from elastic_runtime.core.world import Assignment, NodeRecord, WorkerPhase, WorkerRecord, assignments
+from elastic_runtime.core.view import Kind
+from elastic_runtime.core.world import Assignment, NodeRecord, WorkerPhase, WorkerRecord
 
 LINE_BYTES = 1 << 20
 
@@ -40,32 +40,10 @@ def record_from_json(fields: Mapping[str, Any]) -> NodeRecord:
     return NodeRecord(**{**fields, "workers": workers})
 
 
-def announcements(generation: Generation, nodes: Iterable[str]) -> dict[str, bytes]:
-    """The settled generation as each of these nodes needs it: the size of the world, and its own members."""
-    places = assignments(generation.world)
-    members: dict[str, list[Any]] = {node: [] for node in nodes}
-    for worker, place in places.items():
-        if worker.node in members:
-            members[worker.node].append([worker.slot, worker.spawn, asdict(place)])
-    return {node: _announcement(generation, mine) for node, mine in members.items()}
-
-
-def _announcement(generation: Generation, mine: list[Any]) -> bytes:
-    world = generation.world
-    return line(
-        "announced",
-        generation=generation.number,
-        kind=generation.kind,
-        planned=generation.planned,
-        reason=generation.reason,
-        world_size=len(world),
-        node_count=mine[0][2]["node_count"] if mine else 0,
-        store_host=generation.store_host,
-        store_port=generation.store_port,
-        meeting_port=generation.meeting_port,
-        host_node=world[0].node if world else "",
-        members=mine,
-    )
+def announced(announced: Announced) -> bytes:
+    members = [[slot, spawn, asdict(place)] for (slot, spawn), place in announced.members.items()]
+    settled = {name: getattr(announced, name) for name in Announced.__dataclass_fields__}
+    return line("announced", **{**settled, "members": members})
 
 
 def announced_from_json(fields: Mapping[str, Any]) -> Announced:

@@ -100,9 +100,7 @@ def test_a_cluster_whose_leader_dies_and_that_is_down_for_a_while(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_three_hundred_steps_over_an_outage_of_half_a_minute(
-    cluster: Cluster, undisturbed: Callable[..., str]
-) -> None:
+def test_three_hundred_steps_over_an_outage_of_half_a_minute(cluster: Cluster, undisturbed: Callable[..., str]) -> None:
     with EtcdCluster(3) as servers:
         job = Elected(cluster, servers.endpoints, agents=2, steps=300, slow_s=0.3)
         disturb_etcd(job, servers, down_s=30.0)

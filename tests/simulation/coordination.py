@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from elastic_runtime.core import coordinator_events as co
 from elastic_runtime.core.coordinator import Coordinator
 from elastic_runtime.core.handover import Handover
-from elastic_runtime.core.supervision_events import Announced, OthersLeft
-from elastic_runtime.core.view import Generation
-from elastic_runtime.core.world import NodeRecord, assignments
+from elastic_runtime.core.supervision_events import OthersLeft, announced_to
+from elastic_runtime.core.world import NodeRecord
 from elastic_runtime.rendezvous.coordination import WRITE_RETRY_S
 from elastic_runtime.rendezvous.kept import FENCE_TRIES
 from tests.simulation.link import Link
@@ -206,8 +205,8 @@ class Coordination:
                 self._write(generation.number, handover)
             case co.Announce(generation, nodes):
                 cluster.checkers.announced(self, generation)
-                for node, announced in announcements(generation, nodes).items():
-                    self._send(node, "announced", announced)
+                for node in nodes:
+                    self._send(node, "announced", announced_to(node, generation))
             case co.Evict(node, _, _, rejoin):
                 cluster.checkers.evicted(self, effect)
                 self._send(node, "evicted", (effect.exit_code, effect.reason, rejoin))
@@ -246,28 +245,3 @@ class Coordination:
 
         cluster.writes(self)
         self.kept.replace(handover, answered)
-
-
-def announcements(generation: Generation, nodes: tuple[str, ...]) -> dict[str, Announced]:
-    """As `rendezvous.frames` has them, without the way through JSON."""
-    places = assignments(generation.world)
-    members: dict[str, dict[tuple[int, int], Any]] = {node: {} for node in nodes}
-    for worker, place in places.items():
-        if worker.node in members:
-            members[worker.node][worker.slot, worker.spawn] = place
-    return {
-        node: Announced(
-            generation=generation.number,
-            kind=generation.kind,
-            planned=generation.planned,
-            reason=generation.reason,
-            world_size=len(generation.world),
-            node_count=next(iter(mine.values())).node_count if mine else 0,
-            store_host=generation.store_host,
-            store_port=generation.store_port,
-            meeting_port=generation.meeting_port,
-            host_node=generation.world[0].node if generation.world else "",
-            members=mine,
-        )
-        for node, mine in members.items()
-    }

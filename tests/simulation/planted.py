@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest import MonkeyPatch
 
-from elastic_runtime.core import batch, membership, recovery
+from elastic_runtime.core import batch, membership, recovery, view
 from elastic_runtime.core.coordinator import Coordinator
 from elastic_runtime.core.coordinator_events import Announce, Write, WriteFailed
 from elastic_runtime.core.membership import Settle
@@ -20,7 +20,7 @@ from elastic_runtime.core.supervision import Supervisor
 from elastic_runtime.core.supervision_events import Tell
 from elastic_runtime.core.view import Kind, View
 from elastic_runtime.core.world import WorkerPhase, assignments
-from tests.simulation import coordination, script
+from tests.simulation import script
 
 Plant = Callable[[MonkeyPatch], None]
 BUGS: dict[str, tuple[Plant, set[str]]] = {}
@@ -221,7 +221,7 @@ def ranks_collide(patch: MonkeyPatch) -> None:
     def number_by_node(world: Any) -> Any:
         return {worker: replace(place, rank=place.node_rank) for worker, place in assignments(world).items()}
 
-    patch.setattr(coordination, "assignments", number_by_node)
+    patch.setattr(view, "assignments", number_by_node)
 
 
 @found_as("samples", "evaluation")

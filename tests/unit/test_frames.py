@@ -6,11 +6,10 @@ import ipaddress
 
 import pytest
 
-from elastic_runtime.core.supervision_events import Announced
+from elastic_runtime.core.supervision_events import Announced, announced_to
 from elastic_runtime.core.view import Generation, Kind
 from elastic_runtime.core.world import NodeRecord, WorkerId, WorkerPhase, WorkerRecord, assignments
 from elastic_runtime.rendezvous import frames
-from tests.simulation.coordination import announcements
 
 RECORD = NodeRecord(
     node="host-1-ab",
@@ -55,7 +54,7 @@ def test_a_record_arrives_as_it_was_published(record: NodeRecord) -> None:
 
 
 def test_each_node_is_announced_its_own_members() -> None:
-    found = {node: announced(packet) for node, packet in frames.announcements(GENERATION, ("a", "b", "c")).items()}
+    found = {node: told(node) for node in ("a", "b", "c")}
     places = assignments(WORLD)
     assert found["a"] == Announced(
         generation=5,
@@ -71,24 +70,18 @@ def test_each_node_is_announced_its_own_members() -> None:
         members={(0, 7): places[WORLD[2]]},
     )
     assert found["b"].members == {(0, 1): places[WORLD[0]], (1, 2): places[WORLD[1]]}
-    assert found["c"].members == {} and found["c"].world_size == 3
+    assert found["c"].members == {} and (found["c"].world_size, found["c"].node_count) == (3, 2)
     assert all(isinstance(each.kind, Kind) for each in found.values())
 
 
 def test_a_world_of_nobody_is_announced_too() -> None:
-    found = announced(frames.announcements(Generation(number=6, kind=Kind.LIVE), ("a",))["a"])
+    found = told("a", Generation(number=6, kind=Kind.LIVE))
     assert (found.world_size, found.host_node, found.members) == (0, "", {})
 
 
-@pytest.mark.parametrize("generation", [GENERATION, Generation(number=6, kind=Kind.LIVE)])
-def test_the_simulation_announces_the_same(generation: Generation) -> None:
-    nodes = ("a", "b", "c")
-    sent = {node: announced(packet) for node, packet in frames.announcements(generation, nodes).items()}
-    assert announcements(generation, nodes) == sent
-
-
-def announced(packet: bytes) -> Announced:
-    kind, fields = frames.parse(packet)
+def told(node: str, generation: Generation = GENERATION) -> Announced:
+    """What arrives there."""
+    kind, fields = frames.parse(frames.announced(announced_to(node, generation)))
     assert kind == "announced"
     return frames.announced_from_json(fields)
 

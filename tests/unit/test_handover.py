@@ -92,6 +92,17 @@ def test_each_is_told_again_what_is_settled() -> None:
     assert (told.generation.number, told.nodes) == (2, ("a",))
 
 
+def test_as_long_as_some_still_come_nobody_is_late() -> None:
+    """A thousand nodes may take longer to link to the new coordinator than a dead one is waited for."""
+    machine = successor(left("a", "b", "c", "d"))
+    for at, name in ((2.9, "a"), (3.8, "b")):
+        assert only(machine.step(NodeReported(member(name)), NOW + at), Write) == []
+    assert only(machine.step(NodeReported(member("c")), NOW + 4.7), Write) == []
+    assert only(machine.step(Tick(), NOW + 5.6), Write) == []
+    (write,) = only(machine.step(Tick(), NOW + 5.7), Write)
+    assert "node d did not come to the new coordinator" in write.generation.reason
+
+
 def test_until_then_nothing_is_decided() -> None:
     machine = successor(left("a", "b", "c"))
     machine.step(NodeReported(member("a")), NOW)
